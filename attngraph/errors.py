@@ -6,6 +6,8 @@ traceback.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def reason_of(error: BaseException) -> str:
     """What another library's error says, in short: one line without a full stop."""
@@ -72,3 +74,14 @@ class OutputError(AttngraphError):
     """The output path can't be written."""
 
     exit_code = 9
+
+
+def listed(names: Sequence[str], most: int = 3, joint: str = ", ") -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{joint.join(names[:most])}{more}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 node`, `3 nodes`."""
+    return f"{count} {what}" + ("" if count == 1 else "s")

@@ -12,6 +12,7 @@ from attngraph.analysis.masks.masking import masking_of, scores_shape
 from attngraph.checks.fast_path import fast_path_notes
 from attngraph.checks.influence import Influence, influence
 from attngraph.checks.roles import Role, roles_of
+from attngraph.errors import counted
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, TensorType, Value, clone, interpret
 from attngraph.ir.dead import eliminate_dead_code
@@ -21,7 +22,7 @@ from attngraph.ir.slices import backward_slice
 from attngraph.ir.storage import identity_of, wraps
 from attngraph.mapped import are_large
 from attngraph.passes import run
-from attngraph.reports.coverage import Coverage, counted
+from attngraph.reports.coverage import Coverage
 
 _SHOWN = 3
 _MOST_MASKS = 64

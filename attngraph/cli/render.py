@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from attngraph.cli.text import Page, counted, human_bytes
+from attngraph.cli.text import Page, human_bytes
+from attngraph.errors import counted
 from attngraph.export.parity.budget import OutputParity, Parity
 from attngraph.export.precision.quantize import Quantised
 from attngraph.measuring.contest import Contest, Row

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from attngraph.cli.text import Page, counted, human_bytes
+from attngraph.cli.text import Page, human_bytes
+from attngraph.errors import counted
 from attngraph.sweeping.isolation import Record
 from attngraph.sweeping.records import RIGHT
 

@@ -15,7 +15,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from attngraph.cli.text import counted, human_bytes
+from attngraph.cli.text import human_bytes
+from attngraph.errors import counted
 from attngraph.reports.content_policy import content_policy
 from attngraph.reports.pictures import Picture, Place, Weight
 from attngraph.reports.report import Report

@@ -56,8 +56,3 @@ def human_bytes(count: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-
-
-def counted(count: int, what: str) -> str:
-    """`1 node`, `3 nodes`."""
-    return f"{count} {what}" + ("" if count == 1 else "s")

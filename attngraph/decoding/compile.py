@@ -21,7 +21,7 @@ from attngraph.decoding.checking import (
 )
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
-from attngraph.errors import CaptureError, ParityError, UsageError
+from attngraph.errors import CaptureError, ParityError, UsageError, listed
 from attngraph.export.files.staged import Staged
 from attngraph.export.lowering.emission.buffers import LENGTH, Buffers, axes_of_rows
 from attngraph.export.parity.budget import merge
@@ -38,7 +38,6 @@ from attngraph.frontend.families.kept import kept_states
 from attngraph.frontend.families.own_states import states_of_modules
 from attngraph.frontend.families.stateful_lm import Stateful
 from attngraph.frontend.families.tried_forms import stateful
-from attngraph.frontend.interface.state import listed
 from attngraph.frontend.interface.wrappers import adapters
 from attngraph.frontend.model import Model
 from attngraph.ir import Graph

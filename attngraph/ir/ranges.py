@@ -45,7 +45,10 @@ class Ranges:
     def of(cls, graph: Graph) -> Ranges:
         """Those of a graph's inputs. A lower end of 2 is torch.export's own, and counts as 1."""
         used = dict.fromkeys(
-            name for value in graph.inputs for dim in value.shape for name in _names(dim)
+            name
+            for value in graph.inputs
+            for dim in value.shape
+            for name in sorted(symbols_of(dim))
         )
         dims = {name: _bounds(graph.dims[name]) for name in used if name in graph.dims}
         known = [c for c in graph.conditions if symbols_of(c) <= dims.keys()]
@@ -127,10 +130,6 @@ class Ranges:
 
 UNLIMITED = Ranges({})
 """Those that nothing is known of."""
-
-
-def _names(dim: object) -> list[str]:
-    return sorted(symbols_of(dim))
 
 
 def _bounds(info: DimInfo) -> tuple[int, int | None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from attngraph.errors import counted
+
 
 @dataclass
 class Coverage:
@@ -47,8 +49,3 @@ class Coverage:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and dicts."""
         return {**asdict(self), "summary": str(self)}
-
-
-def counted(count: int, what: str) -> str:
-    """`1 mask`, `2 masks`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"

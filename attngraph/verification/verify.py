@@ -23,7 +23,7 @@ from attngraph.decoding.checking import Encoded, decoding_cases, generated_parit
 from attngraph.decoding.compile import buffers_of
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
-from attngraph.errors import AttngraphError
+from attngraph.errors import AttngraphError, listed
 from attngraph.export.lowering.lower import value_names
 from attngraph.export.parity.budget import Parity, merge
 from attngraph.export.precision import own_precision
@@ -45,8 +45,6 @@ from attngraph.verification.compared_file import ComparedFile
 from attngraph.verification.stored_ranges import require_checked
 from attngraph.verification.stored_weights import Weights, compare_weights, take_chosen
 from attngraph.versions import own_version
-
-_SHOWN = 3
 
 
 @dataclass
@@ -227,9 +225,7 @@ def _compared_weights(
 def _other_weights(weights: Weights | None) -> str:
     if weights is None or not weights.different:
         return ""
-    said = ", ".join(weights.different[:_SHOWN])
-    more = len(weights.different) - _SHOWN
-    return f"The file holds other weights than the model: {said}{f' and {more} more' * (more > 0)}."
+    return f"The file holds other weights than the model: {listed(weights.different)}."
 
 
 def _quantised(

@@ -34,7 +34,7 @@ class Together(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_split = func in (torch.split, Tensor.split) and isinstance(args[1], list)
-        if is_split and (self.tiles or _is_every(args[1])):
+        if is_split and (self.tiles or isinstance(args[1][0], _Every)):
             return (args[0],)
         if func is torch.as_tensor and _are_sizes(args[0]):
             rows = [torch.stack([torch.full((), side) for side in each]) for each in args[0]]
@@ -71,7 +71,3 @@ def _are_sizes(numbers: Any) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() == 1
-
-
-def _is_every(sizes: list[Any]) -> bool:
-    return isinstance(sizes[0], _Every)

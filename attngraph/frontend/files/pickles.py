@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from attngraph.errors import LoadError
+from attngraph.errors import LoadError, listed
 from attngraph.frontend.files.factory import importable_cwd
 
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -30,11 +30,12 @@ def load_pickle(path: Path, *, legacy: bool, trust_pickle: bool) -> object:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         if not trust_pickle:
-            names = _wanted(path, legacy, error)
+            names = list(dict.fromkeys(_wanted(path, legacy, error)))
+            what = listed(names, _SHOWN) or "more than tensors"
             raise LoadError(
-                f"{path} is a pickle that imports {_listed(names)}, and loading it could run code; "
-                "save a state dict and pass --factory pkg.mod:fn, or pass --trust-pickle if you "
-                "trust its author."
+                f"{path} is a pickle that imports {what}, and loading it could run code; save a "
+                "state dict and pass --factory pkg.mod:fn, or pass --trust-pickle if you trust its "
+                "author."
             ) from error
     except Exception as error:
         raise _damaged(path, error) from error
@@ -87,14 +88,6 @@ def _wanted(path: Path, legacy: bool, error: Exception) -> list[str]:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(path)) or named
     except Exception:
         return named
-
-
-def _listed(names: list[str]) -> str:
-    names = list(dict.fromkeys(names))
-    if not names:
-        return "more than tensors"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:

@@ -26,14 +26,13 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive import PT2ArchiveReader
 from torch.export.pt2_archive._package import _load_constants, _load_state_dict
 
-from attngraph.errors import LoadError
+from attngraph.errors import LoadError, listed
 from attngraph.frontend.files.archive import read_directory, read_members
 from attngraph.frontend.files.expressions import from_tree
 from attngraph.frontend.files.pickles import unsupported_globals
 from attngraph.frontend.files.pt2_check import parse_json, payload_problems, program_problems
 from attngraph.frontend.files.sniff import members
 
-_SHOWN = 4
 _MOST_PROBLEMS = 1_000
 _LARGEST_MEMBER = 64 << 20
 _LARGEST_SAMPLE = 256 << 20
@@ -115,11 +114,10 @@ def _load_checked(path: Path) -> ExportedProgram:
     found = _problems(path, reader, name, stored, parse_json(text, member))
     problems = list(dict.fromkeys(itertools.islice(found, _MOST_PROBLEMS)))
     if problems:
-        shown = "; ".join(problems[:_SHOWN])
-        more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        shown = listed(problems, 4, "; ")
         raise LoadError(
-            f"{path} holds more than a graph and raw tensors: {shown}{more}. Loading it could run "
-            "code; pass --trust-pickle if you trust its author."
+            f"{path} holds more than a graph and raw tensors: {shown}. Loading it could run code; "
+            "pass --trust-pickle if you trust its author."
         )
     program = ExportedProgramDeserializer().deserialize(
         _bytes_to_dataclass(schema.ExportedProgram, text),

@@ -17,11 +17,10 @@ import torch
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, listed
 from attngraph.frontend.interface.stand_ins import stand_ins
 from attngraph.inference import MOST_ELEMENTS, holders_of, inference, restored
 
-_SHOWN = 3
 _TRAINED = (
     torch.nn.modules.dropout._DropoutNd,
     torch.nn.modules.batchnorm._BatchNorm,
@@ -176,9 +175,3 @@ def _same_tree(first: Any, second: Any) -> bool:
     return len(leaves) == len(others) and all(
         _same(a, b) for a, b in pairs if isinstance(a, (torch.Tensor, int, float, bool))
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.export import ExportedProgram
 
-from attngraph.frontend.interface.state import listed, named_state
+from attngraph.errors import listed
+from attngraph.frontend.interface.state import named_state
 
 
 def unread_note(text: str) -> str:

@@ -14,12 +14,12 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from attngraph.errors import listed
 from attngraph.frontend.watching.asked import marked
 from attngraph.frontend.watching.locations import Locator
 
 _ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 _ITEMS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-_SHOWN = 3
 _TEXT = re.compile(r"expression (.*) on node")
 _LEAST = re.compile(r"u\d+ >= (?:[0-2]|-\d+)|0 <= [u\d+*() ]+")
 _EQUAL = re.compile(r"^Eq\(([^,()]+), ([^,()]+)\)$")
@@ -30,10 +30,9 @@ def requirement_notes(program: ExportedProgram) -> list[str]:
     found = list(dict.fromkeys(_required(program)))
     if not found:
         return []
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return [
-        f"The model stops with an error unless {', '.join(found[:_SHOWN])}{more}; the file doesn't "
-        "check values, and goes on."
+        f"The model stops with an error unless {listed(found)}; the file doesn't check values, and "
+        "goes on."
     ]
 
 

@@ -7,8 +7,6 @@ may round activations, say) shows in parity.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -31,7 +29,7 @@ def plain_weight(name: str, data: torch.Tensor) -> torch.Tensor:
         if data.is_neg() or data._is_zerotensor():  # what its memory holds isn't what it reads
             return data.detach().clone()
         return data if type(data) in _PLAIN else data.as_subclass(torch.Tensor)
-    for read in (_dequantised, _multiplied, _by_linear):
+    for read in (lambda data: data.dequantize(), lambda data: data * 1, _by_linear):
         try:
             with torch.no_grad():
                 found = read(data)
@@ -45,14 +43,6 @@ def plain_weight(name: str, data: torch.Tensor) -> torch.Tensor:
         "others and doesn't give its numbers: give the type a dequantize(), or replace the weight "
         "by a plain tensor before you compile."
     )
-
-
-def _dequantised(data: Any) -> Any:
-    return data.dequantize()
-
-
-def _multiplied(data: torch.Tensor) -> torch.Tensor:
-    return data * 1
 
 
 def _by_linear(data: torch.Tensor) -> torch.Tensor:
