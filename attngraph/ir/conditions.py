@@ -34,6 +34,7 @@ from attngraph.ir.dims import (
     syntax_of,
     without_floors,
 )
+from attngraph.ir.roundings import without_roundings
 
 Condition: TypeAlias = sympy.Basic
 
@@ -285,7 +286,13 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
             found = bound_sympy(form, ranges)
             if found.lower == found.upper:
                 return bool(found.lower)
-    return _by_factors(condition, infos) if isinstance(condition, sympy.Rel) else None
+    if not isinstance(condition, sympy.Rel):
+        return None
+    if (follows := without_roundings(condition)) is not None:
+        weaker, size = follows
+        if always(sympy.Ge(size, 0), infos) and always(weaker, infos):
+            return True
+    return _by_factors(condition, infos)
 
 
 def _is_quotient(expr: sympy.Basic) -> bool:

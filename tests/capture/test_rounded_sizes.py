@@ -13,6 +13,7 @@ from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, guard_int
 from torch.nn import functional as F
 
+from attngraph.errors import CaptureError
 from attngraph.frontend.capture import capture
 from attngraph.frontend.rewording.rounded_sizes import rounded_up
 from attngraph.ir import interpret, verify
@@ -118,6 +119,38 @@ def test_a_root_of_a_size_is_a_size(number: Rounded) -> None:
     for length in (12, 15, 16, 35, 36, 80):
         x = torch.randn(2, length, 3)
         torch.testing.assert_close(interpret(graph, (x,)), (module(x),))
+
+
+class Kept(nn.Module):
+    """The tokens of the largest sums, as vision models prune them."""
+
+    def __init__(self, number: Rounded) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x.sum(-1).topk(self.number(x.shape[1]), 1).indices.sort(1).values
+        return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [lambda n: int(0.7 * n), lambda n: math.ceil(n * 0.3), lambda n: max(1, round(n * 0.4))],
+    ids=["int", "ceil", "round"],
+)
+def test_a_share_of_the_tokens_is_kept(number: Rounded) -> None:
+    module, dims = Kept(number), ({0: Dim("b"), 1: Dim("n", min=2)},)
+    captured = capture(module, (torch.randn(2, 8, 3),), dynamic_shapes=dims)
+    assert not captured.graph.conditions
+    for length in (2, 3, 7, 10, 40):
+        x = torch.randn(3, length, 3)
+        torch.testing.assert_close(interpret(captured.graph, (x,)), (module(x),))
+
+
+def test_more_than_all_tokens_are_no_share() -> None:
+    module = Kept(lambda n: int(1.1 * n))
+    with pytest.raises(CaptureError):
+        capture(module, (torch.randn(2, 8, 3),), dynamic_shapes=({1: Dim("n")},))
 
 
 class HalvedTwice(nn.Module):
