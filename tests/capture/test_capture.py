@@ -290,6 +290,27 @@ def test_locations_follow_the_working_directory(
     assert short_path(file) == f"{tmp_path.name}/models/mine.py"
 
 
+class OtherName(torch.nn.Module):
+    """torch keeps the lines of functions that are called forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).softmax(-1)
+
+    forward = project
+
+
+def test_another_modules_line_is_not_where_a_node_is() -> None:
+    graph = capture(OtherName(), (torch.randn(2, 4),)).graph
+    assert [(node.op, node.loc.file, node.loc.module) for node in graph] == [
+        ("aten.linear", "torch/nn/modules/linear.py", "inner"),
+        ("aten.softmax.int", "", ""),
+    ]
+
+
 class Moving(torch.nn.Module):
     """Moves a part of itself to its input's device as it runs, as mixtures of experts do."""
 

@@ -115,7 +115,8 @@ class Locator:
         The module path is that of the innermost module, torch's own included: a line such as
         `self.encoder(x)` runs many. A node without a trace of its own (torch adds some when it
         decomposes) is where its first input comes from, else where the node before it does. One of
-        a class without a file is in its module, at no line.
+        a class without a file is in its module, at no line, and so is one of a forward of another
+        name, of which torch keeps no lines, where its input comes from another module.
         """
         loc = self._read(node)
         if loc is None:
@@ -137,7 +138,10 @@ class Locator:
         if not _has_a_file(modules):
             return Loc(module=_path(modules))
         sources = [source for source in node.all_input_nodes if source.op != "placeholder"]
-        return self._read(sources[0]) if sources else None
+        found = self._read(sources[0]) if sources else None
+        if found is not None and modules and found.module != _path(modules):
+            return Loc(module=_path(modules))  # another module's line isn't this one's
+        return found
 
 
 def _qualified(cls: type) -> str:
