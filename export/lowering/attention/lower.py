@@ -174,13 +174,17 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
         input_of(node, name) for name in ("query", "key", "value", "attn_mask")
     )
     if attribute(node, "dropout_p"):
-        raise LoweringError("attention dropout is on; call eval() before exporting the model")
-    scale = attribute(node, "scale")
-    width = query.shape[-1]
-    if scale is None:
-        if not isinstance(width, int):
-            raise LoweringError("its head size is dynamic, so its scale isn't known")
+        raise LoweringError(
+            "it drops weights at inference too; give it dropout_p=p if self.training else 0.0"
+        )
+    scale, width = attribute(node, "scale"), query.shape[-1]
+    factor = None
+    if scale is None and isinstance(width, int):
         scale = width**-0.5
+    elif scale is None:
+        wide = torch.promote_types(query.dtype, torch.float32)
+        root = ctx.op("Sqrt", ctx.number(width, wide))
+        scale, factor = 1.0, ctx.cast(ctx.op("Reciprocal", root), query.dtype)
     rank = len(query.shape)
     lead: list[list[Dim]] = [list(operand.shape[:-2]) for operand in (query, key, value)]
     if rank > 4 or rank < 2 or any(len(dims) != rank - 2 for dims in lead):
@@ -206,6 +210,8 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     batch = _joined_batch(lead)
     for operand, dims in zip((query, key, value), lead, strict=True):
         raised.append(_four_axes(ctx, operand, dims, batch))
+    if factor is not None:  # the head size is one of the run
+        raised[0] = ctx.op("Mul", raised[0], factor)
     qkv = raised[0], raised[1], raised[2]
     if fused:
         context, *_ = emit_attention(ctx, qkv, prepared, query.dtype, scale=scale)

@@ -383,11 +383,17 @@ def lower_cast(ctx: LoweringContext, node: Node) -> ir.Value:
     return ctx.cast(ctx.value(source), node.output.dtype)
 
 
-@register_lowering("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout")
+@register_lowering(
+    "aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout"
+)
 def lower_dropout(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     if args["train"] and args["p"] > 0:
-        raise LoweringError("the model is in training mode; call eval() before exporting it")
+        raise LoweringError(
+            "it drops values at inference too; give it training=self.training, as True is the "
+            "default of torch.nn.functional's (of a program that was exported before, call eval() "
+            "on its model first)"
+        )
     value: ir.Value = args["input"]
     return value
 

@@ -222,6 +222,14 @@ def test_sdpa(lead: str, lead_kv: str, mask: str, kind: str) -> None:
             check_hostile(f"{masked}  %r = {call}\n  return %r")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_sdpa_over_features_has_the_scale_of_their_number(dtype: str) -> None:
+    """The tokens are the features of an attention between channels."""
+    inputs = "".join(f"  input %{name} : {dtype}[batch, 2, 5, seq]\n" for name in "qkv")
+    call = f"aten.scaled_dot_product_attention(%q, %k, %v) : {dtype}[batch, 2, 5, seq]"
+    check(f"{inputs}  %r = {call}\n  return %r")
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
 def test_attention_over_packed_rows(dtype: str) -> None:
     """Where there is no kernel for it: the padded layout, restored. Grouped heads, any padding."""
