@@ -76,6 +76,11 @@ class OutputError(AttngraphError):
     exit_code = 9
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message, cut where it is very long."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def listed(names: Sequence[str], most: int = 3, joint: str = ", ") -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy
 import onnx_ir as ir
+
+from attngraph.export.lowering.operators import with_branches
 
 Shapes: TypeAlias = Mapping[str, Sequence[Any]]
 """The sizes of each input by its name: an integer, or one integer for each of C candidates."""
@@ -50,18 +52,10 @@ class Condition:
 def conditions_of(model: ir.Model) -> list[Condition]:
     """Each distinct condition in the order of the nodes, those inside branches and loops too."""
     found: dict[ir.Value, Condition] = {}
-    for node in _nodes(model.graph):
+    for node in with_branches(model.graph):
         if node.op_type == "If" and (value := node.inputs[0]) is not None:
             found.setdefault(value, Condition(node.name or str(node.outputs[0].name), value))
     return list(found.values())
-
-
-def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    for node in graph:
-        yield node
-        for held in node.attributes.values():
-            if held.type == ir.AttributeType.GRAPH:
-                yield from _nodes(held.as_graph())
 
 
 def _elements(value: ir.Value | None, shapes: Shapes, depth: int) -> Any | None:

@@ -145,3 +145,11 @@ def dequantized(
     middle = 1 << bits - 1 if zeros is None else zeros.to(scales.dtype).unsqueeze(-1)
     steps = codes.to(scales.dtype) - middle
     return (steps * scales.unsqueeze(-1)).flatten(1)
+
+
+def in_bytes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes (…, K), one to a byte, as they are stored: two of 4 bits in one, the first lower."""
+    if bits == 8:
+        return codes
+    even = torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2))
+    return even[..., ::2] | even[..., 1::2] << 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -414,6 +414,15 @@ class Graph:
         for position, value in enumerate(node.inputs):
             if value is not None:
                 value._uses.pop((node, position), None)
+
+
+def free_name(name: str, taken: Collection[str], joint: str = "_") -> str:
+    """`name`, or it with the first number that makes it free: `name_1`, `name_2`, …"""
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}{joint}{count}"
+    return candidate
 
 
 def fuse_locs(nodes: Iterable[Node], anchor: Node) -> Loc:

@@ -19,6 +19,7 @@ from attngraph.export.lowering.operators import require_operators, with_branches
 from attngraph.export.lowering.size_guard import guard_inputs, guard_output, is_guarded, limits_of
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.ir.graph import free_name
 from attngraph.ir.traits import RANDOM
 from attngraph.versions import own_version
 
@@ -188,12 +189,9 @@ def output_names(graph: Graph) -> list[str]:
 
 def _free(name: str, taken: set[str]) -> str:
     """The name, or the name with the first free number, which is then taken."""
-    candidate, count = name, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}.{count}"
-    taken.add(candidate)
-    return candidate
+    found = free_name(name, taken, ".")
+    taken.add(found)
+    return found
 
 
 def _input(value: Value, name: str | None = None) -> TracedValue:

@@ -21,6 +21,7 @@ import torch
 
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import LoweringContext
+from attngraph.export.lowering.operators import with_branches
 from attngraph.ir import Value
 from attngraph.ir.conditions import Condition, shown
 from attngraph.ir.dims import symbols_of
@@ -65,11 +66,8 @@ def is_guarded(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> bool:
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
     """What a node reads, within its graphs and those in these too."""
-    yield from (value for value in node.inputs if value is not None)
-    for held in node.attributes.values():
-        if held.type == ir.AttributeType.GRAPH:
-            for part in held.as_graph():
-                yield from _reads(part)
+    for part in with_branches([node]):
+        yield from (value for value in part.inputs if value is not None)
 
 
 def limits_of(ctx: LoweringContext) -> list[Condition]:

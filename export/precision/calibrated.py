@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 import torch
 
-from attngraph.dialect.quantized import BLOCK, dequantized
+from attngraph.dialect.quantized import BLOCK, dequantized, in_bytes
 from attngraph.export.formats import Weights
-from attngraph.export.precision.codes import chunks, error_bound
+from attngraph.export.precision.codes import chunks, error_bound, neighbours
 from attngraph.export.precision.quantize import (
     BITS,
     ROWS,
@@ -131,7 +131,7 @@ def improved(
         if scarce is not None:
             better &= off[1].norm(dim=-1) <= _FARTHER * off[0].norm(dim=-1)
         if rounding is not None and rounding.narrow and plain.form == ROWS:
-            better &= _within_16_bits(free)
+            better &= neighbours(free) <= 128  # so that sums stay in 16 bits (quantize.py)
         taken = torch.where(better[:, None], free, near)
         codes[part] = _packed(plain, taken, bits)
         lost += float((taken * steps - exact).double().square().sum())
@@ -203,10 +203,4 @@ def _packed(plain: Stored, integers: torch.Tensor, bits: int) -> torch.Tensor:
     blocks = plain.codes.shape[1]
     whole = torch.nn.functional.pad(integers, (0, blocks * BLOCK - integers.shape[1]))
     codes = (whole + (1 << bits - 1)).to(torch.uint8).view(len(integers), blocks, BLOCK)
-    return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
-
-
-def _within_16_bits(codes: torch.Tensor) -> torch.Tensor:
-    """By row, whether no two neighbours of one sign add up to more than 128 (quantize.py)."""
-    sums = [each[:, :-1] + each[:, 1:] for each in (codes.relu(), (-codes).relu())]
-    return torch.maximum(*sums).amax(-1) <= 128
+    return in_bytes(codes, bits)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from attngraph.dialect.quantized import BLOCK, LEVELS, dequantized
+from attngraph.dialect.quantized import BLOCK, LEVELS, dequantized, in_bytes
 
 _DIVISORS = {8: (127.0,), 4: (7.0, -8.0, -8.5)}
 """Of the largest element, for the step; the first has room for it on both sides of zero."""
@@ -33,18 +33,21 @@ def packed_rows(data: torch.Tensor, *, narrow: bool) -> tuple[torch.Tensor, torc
         exact = data[part].cpu().float()
         steps = exact.abs().amax(-1) / LEVELS
         if narrow:
-            sums = [each[:, :-1] + each[:, 1:] for each in (exact.relu(), (-exact).relu())]
             # Each code may be rounded up by a half, so two of them by one.
-            steps = torch.maximum(steps, torch.maximum(*sums).amax(-1) / LEVELS)
+            steps = torch.maximum(steps, neighbours(exact) / LEVELS)
         scales[part] = steps
         wide = scales[part].float().unsqueeze(-1)
         found = torch.where(wide > 0, exact / wide, 0.0).round_().clamp_(-LEVELS, LEVELS)
         codes[part] = found.nan_to_num_(0.0).to(torch.int8)
         lost += float((codes[part].float() * wide - exact).double().square().sum())
         norm += float(exact.double().square().sum())
-    if not math.isfinite(norm) or not math.isfinite(lost):
-        return codes, scales, math.inf
-    return codes, scales, math.sqrt(lost / norm) if norm else 0.0
+    return codes, scales, _relative(lost, norm)
+
+
+def neighbours(rows: torch.Tensor) -> torch.Tensor:
+    """The largest sum (N,) of two neighbours of one sign in each row."""
+    sums = [each[:, :-1] + each[:, 1:] for each in (rows.relu(), (-rows).relu())]
+    return torch.maximum(*sums).amax(-1)
 
 
 def packed(data: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -62,14 +65,18 @@ def packed(data: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, f
         whole = torch.nn.functional.pad(exact, (0, blocks * BLOCK - width))
         near, wide = _rounded(whole.view(-1, blocks, BLOCK), data.dtype, bits)
         scales[part] = wide.squeeze(-1)
-        near = near.to(torch.uint8)
-        codes[part] = near if bits == 8 else near[..., ::2] | near[..., 1::2] << 4
+        codes[part] = in_bytes(near.to(torch.uint8), bits)
         off = dequantized(codes[part], wide.squeeze(-1), bits)[:, :width] - exact
         lost += float(off.double().square().sum())
         norm += float(exact.double().square().sum())
+    return codes, scales, _relative(lost, norm)
+
+
+def _relative(lost: float, norm: float) -> float:
+    """An error relative to a norm, both squared; infinite where either isn't finite."""
     if not math.isfinite(norm) or not math.isfinite(lost):
-        return codes, scales, math.inf
-    return codes, scales, math.sqrt(lost / norm) if norm else 0.0
+        return math.inf
+    return math.sqrt(lost / norm) if norm else 0.0
 
 
 def _rounded(split: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:

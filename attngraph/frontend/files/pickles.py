@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from attngraph.errors import LoadError, listed
+from attngraph.errors import LoadError, first_line, listed
 from attngraph.frontend.files.factory import importable_cwd
 
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -91,7 +91,7 @@ def _wanted(path: Path, legacy: bool, error: Exception) -> list[str]:
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
+    reason = first_line(error)
     return LoadError(
-        f"{path} is damaged: torch.load can't read it ({reason[0][:200]}); save or fetch it again."
+        f"{path} is damaged: torch.load can't read it ({reason}); save or fetch it again."
     )

@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive import PT2ArchiveReader
 from torch.export.pt2_archive._package import _load_constants, _load_state_dict
 
-from attngraph.errors import LoadError, listed
+from attngraph.errors import LoadError, first_line, listed
 from attngraph.frontend.files.archive import read_directory, read_members
 from attngraph.frontend.files.expressions import from_tree
 from attngraph.frontend.files.pickles import unsupported_globals
@@ -217,8 +217,7 @@ def _sample_inputs(
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
     return LoadError(
-        f"{path} can't be read as a torch.export program ({reason[0][:200]}); save it again with "
+        f"{path} can't be read as a torch.export program ({first_line(error)}); save it again with "
         f"torch {torch.__version__}."
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attngraph.errors import CaptureError, LoadError
+from attngraph.errors import CaptureError, LoadError, first_line
 from attngraph.frontend.files.factory import importable_cwd
 from attngraph.frontend.interface.binding import forward_signature
 
@@ -35,9 +35,8 @@ def load_script(path: Path, *, trust_pickle: bool) -> torch.jit.ScriptModule:
         with _quiet(), importable_cwd():
             module = _load_archive(str(path), map_location="cpu")
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise LoadError(
-            f"{path} is damaged: torch.jit.load can't read it ({reason[0][:200]}); save it again."
+            f"{path} is damaged: torch.jit.load can't read it ({first_line(error)}); save it again."
         ) from error
     module.eval()
     check_no_fast_path(module, str(path))
@@ -85,10 +84,9 @@ def script_to_program(
             named = _with_names(program.module(), list(bound.arguments))
             return torch.export.export(named, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CaptureError(
             "The TorchScript module can't be converted to a torch.export program "
-            f"({reason[0][:200]}); export the eager model with torch.export.save instead."
+            f"({first_line(error)}); export the eager model with torch.export.save instead."
         ) from error
 
 

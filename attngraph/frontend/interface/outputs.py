@@ -10,7 +10,7 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind, Tenso
 from torch.utils._pytree import TreeSpec
 
 from attngraph.errors import CaptureError
-from attngraph.ir.graph import Graph, Value
+from attngraph.ir.graph import Graph, Value, free_name
 
 
 def output_names(spec: TreeSpec) -> list[str]:
@@ -97,11 +97,7 @@ def set_outputs(
 def _distinct_names(names: Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
-        candidate, count = name, 0
-        while candidate in found:
-            count += 1
-            candidate = f"{name}_{count}"
-        found[candidate] = None
+        found[free_name(name, found)] = None
     return list(found)
 
 

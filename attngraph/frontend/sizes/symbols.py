@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sympy
@@ -12,6 +12,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import CaptureError
 from attngraph.ir.dims import DimInfo, symbol
+from attngraph.ir.graph import free_name
 from attngraph.ir.parser import parse_attr
 
 FloorDiv: Any = torch_sympy.FloorDiv
@@ -111,11 +112,7 @@ def _plain(expr: sympy.Basic) -> Any:
     return expr
 
 
-def _free(name: str, taken: Iterable[str]) -> str:
+def _free(name: str, taken: Collection[str]) -> str:
     while keyword.iskeyword(name) or parse_attr(name) != symbol(name):
         name += "_"
-    candidate, count = name, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    return candidate
+    return free_name(name, taken)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import onnx_ir as ir
 import torch
 
-from attngraph.dialect.quantized import CODES, FINER, LEVELS, TINY
+from attngraph.dialect.quantized import CODES, FINER, LEVELS, TINY, in_bytes
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.products import einsum, matmul, may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
@@ -89,7 +89,7 @@ def _dequantized(ctx: LoweringContext, node: Node, width: Dim) -> ir.Value:
     def points() -> torch.Tensor:
         assert zeros is not None
         assert zeros.data is not None
-        return _in_bytes(zeros.data.flatten(), bits)
+        return in_bytes(zeros.data.flatten(), bits)
 
     zero = None if zeros is None else ctx.derived(zeros, "points", points, (rows, blocks), kind)
     whole = ctx.op(
@@ -105,14 +105,6 @@ def _dequantized(ctx: LoweringContext, node: Node, width: Dim) -> ir.Value:
     return ctx.op("Slice", whole, ctx.constant([0]), ctx.constant([width]), ctx.constant([1]))
 
 
-def _in_bytes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes (…, K), one to a byte, as they are stored: two of 4 bits in one, the first lower."""
-    if bits == 8:
-        return codes
-    even = torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2))
-    return even[..., ::2] | even[..., 1::2] << 4
-
-
 def _zero_points(
     ctx: LoweringContext, zeros: Value | None, bits: int, part: str = ""
 ) -> ir.Value | None:
@@ -123,7 +115,7 @@ def _zero_points(
     assert data is not None
 
     def made() -> torch.Tensor:
-        return _in_bytes({"": data, "upper": data >> 4, "lower": data & 15}[part], bits)
+        return in_bytes({"": data, "upper": data >> 4, "lower": data & 15}[part], bits)
 
     return ctx.derived(zeros, part or "points", made, (rows, -(-blocks * bits // 8)))
 
@@ -288,7 +280,7 @@ def _in_two_halves(
     def half(name: str, take: Callable[[torch.Tensor], torch.Tensor]) -> ir.Value:
         def made() -> torch.Tensor:
             assert codes.data is not None
-            return _in_bytes(take(codes.data), 4)
+            return in_bytes(take(codes.data), 4)
 
         return ctx.derived(codes, name, made, (rows, blocks, block // 2))
 
