@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from attngraph.errors import counted
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import Choice
 from attngraph.export.parity.budget import Parity
@@ -222,8 +223,7 @@ def assumptions_of(results: Iterable[PassResult], assume: Iterable[str]) -> list
     used = Counter(name for result in results for name in result.findings.assumed)
     notes = []
     for name in dict.fromkeys(assume):
-        count = f"{used[name]} attention{'s' if used[name] != 1 else ''}"
-        said = f"Assumed {name}, without proof, at {count}."
+        said = f"Assumed {name}, without proof, at {counted(used[name], 'attention')}."
         notes.append(said if used[name] else f"No rewrite relies on the assumption {name}.")
     return notes
 
@@ -246,10 +246,7 @@ def defects_of(results: Iterable[PassResult]) -> list[str]:
 
 def hidden_rows_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each softmax that stays spelled out for the sake of fully masked rows."""
-    notes = _notes(results, "hidden-rows")
-    return [
-        f"{remark.loc.place or 'unknown place'}: {remark.reason} {remark.hint}" for remark in notes
-    ]
+    return _placed(_notes(results, "hidden-rows"))
 
 
 def loops_of(results: Iterable[PassResult]) -> list[str]:
