@@ -71,7 +71,7 @@ class CheckpointKeywords(EncoderKeywords, CacheKeywords, total=False):
 
 
 def read(keywords: Any) -> tuple[Options, DecoderOptions]:
-    """The options that keywords stand for. Raises UsageError for a value that there isn't."""
+    """The options that keywords stand for. Raises UsageError for an unknown value."""
     of_cache = {field.name for field in fields(DecoderOptions)}
     own = {name: keywords[name] for name in keywords.keys() & of_cache}
     rest = {name: keywords[name] for name in keywords.keys() - of_cache}

@@ -183,7 +183,7 @@ def _of_an_extreme(condition: Condition) -> Condition:
 
 
 def multiples(conditions: Iterable[Condition]) -> dict[str, int]:
-    """The dims of which conditions say that they are a multiple of a number, with that number."""
+    """The dims that conditions say are multiples of a number, with that number."""
     found: dict[str, int] = {}
     for condition in conditions:
         if not isinstance(condition, sympy.Eq) or not condition.args[1].is_zero:
@@ -220,7 +220,7 @@ def _remainder(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> sympy.Expr:
 def holds(
     condition: Condition, infos: Mapping[str, DimInfo], conditions: Container[Condition]
 ) -> bool:
-    """Whether it holds for all sizes in the dims' ranges of which these conditions hold.
+    """Whether it holds for all sizes in the dims' ranges that meet these conditions.
 
     a > b follows from a ≥ b and a ≠ b.
     """
@@ -235,7 +235,7 @@ def holds(
 
 
 def at_sizes(condition: Condition, sizes: Mapping[sympy.Symbol, sympy.Integer]) -> Condition:
-    """The condition with sizes in the place of dims; false where it divides by 0 then.
+    """The condition at some sizes; false where it divides by 0 there.
 
     As n % (n - 2) = 1 does at n = 2, which the model can't compute either. At n = 1 it is Python's
     1 % -1: torch's own remainder takes no numbers below 0.

@@ -48,7 +48,7 @@ def symbol(name: str) -> sympy.Symbol:
 
 
 def is_of_a_run(name: str) -> bool:
-    """Whether only a run tells the size of that name, as that of nonzero()."""
+    """Whether only a run tells the size of that name, as with nonzero()."""
     return _OF_A_RUN.fullmatch(name) is not None
 
 
@@ -286,7 +286,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 _LONGEST, _SHOWN = 1 << 14, 200  # characters of an expression, and of one in a message
 _BITS, _LARGEST_POWER = 128, 64
 UNREADABLE = (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
-"""What reading an expression ends in where it is none, or too deep for Python's parser."""
+"""The errors of reading a text that is no expression, or too deep for Python's parser."""
 
 
 def parse_dim(text: str) -> Dim:

@@ -64,7 +64,7 @@ class WithCache(OfModel):
 
 
 class Cached(WithCache):
-    """What these have: a run of the model with a cache that is tensors.
+    """The base of these: runs the model with a cache that is tensors.
 
     With `always_first` the model takes each call for the first one, as one does that reads only
     there what is said of its tokens.
@@ -79,7 +79,7 @@ class Cached(WithCache):
 
     @property
     def names(self) -> dict[str, str]:
-        """What the runtimes of others call the cache, by what the trace calls it."""
+        """The names of the cache in other runtimes, by its names in the trace."""
         return {
             f"{own}_{layer}_{part}": f"{called}.{layer}.{part}"
             for own, called in (("past", "past_key_values"), ("present", "present"))

@@ -43,7 +43,7 @@ Seen = Literal["images", "prompt"]
 an image (Gemma 3), or 0 where it is of the prompt and 1 behind that (PaliGemma).
 """
 _OF_PROCESSORS = "mm_token_type_ids"
-"""What newer classes call `KINDS`, in which processors tell images, 1, from sounds."""
+"""The name of `KINDS` in newer classes, in which processors tell images, 1, from sounds."""
 POSITIONS = "position_ids"
 FEATURES, DEEP = "image_features", "deepstack_features"
 _NO_LENGTH = {"image_max_window_seqlen": 1}
@@ -208,7 +208,7 @@ class Whole(nn.Module):
 
 
 def kinds_parameter(model: Any) -> str | None:
-    """What a model's forward calls `KINDS`, if it takes such."""
+    """The name of `KINDS` in a model's forward, if it takes them."""
     taken = inspect.signature(model.forward).parameters
     return next((name for name in (KINDS, _OF_PROCESSORS) if name in taken), None)
 

@@ -115,7 +115,7 @@ def _padded(config: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[st
 def _tiles(
     tiles: Tiles, vision: Any, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Two images of different shapes as tiles, of which the second has fewer where it can."""
+    """Two images of different shapes as tiles, fewer of the second one where it can."""
     sizes = tiles.drawn(2)
     channels = int(getattr(vision, "num_channels", 3))
     shape = (2, tiles.most, channels, tiles.size, tiles.size)

@@ -146,7 +146,7 @@ class Tiles:
         return (torch.tensor(listed).reshape(-1, 2) * torch.tensor(shapes).reshape(-1, 2)).long()
 
     def tokens(self, sizes: Tensor, alone: Tensor | None = None) -> list[int]:
-        """How many tokens images of sizes (N, 2) take, of which those `alone` (N,) have tiles."""
+        """How many tokens images of sizes (N, 2) take; only those `alone` (N,) have tiles."""
         counts: list[int] = self._kept(sizes, alone).keep.sum(1).tolist()
         return counts
 

@@ -88,7 +88,7 @@ class Kept:
 
     @staticmethod
     def given(holder: Any) -> Any:
-        """What a call is given of a holder as its argument."""
+        """The argument of a call that is given a holder."""
         return holder.given if isinstance(holder, Beside) else holder
 
     def taken(self, holder: Any) -> dict[str, Tensor]:

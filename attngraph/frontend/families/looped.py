@@ -52,7 +52,7 @@ class Mixer:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """What its own forward returns for all tokens; a token that isn't `shown` (B, S) leaves the
+        """Its own forward's result for all tokens; a token that isn't `shown` (B, S) leaves the
         states of its row alone. The states in `holder` are those after the last token."""
         leaves, spec = _flat((args, kwargs))
         forward = self.module.forward
@@ -194,7 +194,7 @@ def _innermost(written: Mapping[nn.Module, Sequence[Part]]) -> list[nn.Module]:
 def _written(
     run: Callable[[int, Any], Any], model: nn.Module, kept: Kept, states: Sequence[Part]
 ) -> dict[nn.Module, list[Part]]:
-    """What each module changes in a call with one token, modules within modules counted."""
+    """The states that each module, and the modules in it, change in a call with one token."""
     written: dict[nn.Module, list[Part]] = {}
     holder: list[Any] = []
 

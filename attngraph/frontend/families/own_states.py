@@ -99,7 +99,7 @@ def own_states(model: nn.Module, argument: str, fresh: Any) -> States:
 
 
 def snapshot(model: nn.Module, states: States) -> dict[str, Any]:
-    """What lies in these attributes now, in namespaces that stand for the modules."""
+    """The values of these attributes now, in namespaces that stand for the modules."""
     return {
         name: SimpleNamespace(
             **{each: getattr(model.get_submodule(name), each).clone() for each in attributes}

@@ -225,7 +225,7 @@ class _Traced:
         }
 
     def called(self, own: str, new: str) -> dict[str, str]:
-        """What the cache is called, by what the trace calls it."""
+        """The names of the cache, by its names in the trace."""
         return {
             name.replace(new, own).replace(".", "_"): name
             for kind in _KINDS

@@ -94,7 +94,7 @@ class UnpaddedWithoutCache(OfModel):
 
 
 class Stateful(WithCache):
-    """What both have: a run of the model with all that it keeps as tensors.
+    """The base of both: runs the model with all that it keeps as tensors.
 
     With `by_token` it takes one token a call.
     """
@@ -138,7 +138,7 @@ class Stateful(WithCache):
 
     @property
     def names(self) -> dict[str, str]:
-        """What files call the cache, by what the trace calls it: its layer, then its part."""
+        """The names of the cache in files, layer and part, by its names in the trace."""
         return {
             f"{own}_{part.name}": f"{called}.{part.name.replace('_', '.', 1)}"
             for own, called in (("past", "past_key_values"), ("present", "present"))

@@ -1,4 +1,4 @@
-"""What in the JSON of a `.pt2` file could run code when it is loaded or called.
+"""Finds what could run code, when it is loaded or called, in the JSON of a `.pt2` file.
 
 torch's deserialiser evaluates size expressions, pastes names and guards into generated Python, and
 resolves operators by attribute lookup from `torch`. Each of these is held against an allowlist
@@ -89,7 +89,7 @@ _MOST_SIZE_NODES = 100_000
 _LONGEST_LIST = 50_000
 """Items of an argument of an operator, such as a shape or a list of tensors."""
 _MOST_TENSORS = 50_000
-"""Names of stored tensors, of which each may be a view of the same bytes."""
+"""Names of stored tensors, each of which may be a view of the same bytes."""
 _REPEATED = 1 << 20
 """Elements that a tensor may have beyond those that are stored."""
 

@@ -53,7 +53,7 @@ def fit_weights(
 
 
 def _prefix(weights: Collection[str], own: Collection[str]) -> str:
-    """What is before every name in the file, and before none in the module."""
+    """The prefix of every name in the file that no name in the module has."""
     for prefix in ("", *shared_prefixes(weights)):
         if all(name.removeprefix(prefix) in own for name in weights):
             return prefix

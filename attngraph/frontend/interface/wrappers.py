@@ -38,7 +38,7 @@ def adapters(module: object) -> str:
 
 
 def hindrance(module: nn.Module) -> str:
-    """What a model has that no trace takes, and the line that helps; empty where it has none."""
+    """What keeps a model from being traced, and the line that helps; empty where nothing does."""
     return next(_hindrances(module), "")
 
 

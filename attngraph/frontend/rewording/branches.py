@@ -138,7 +138,7 @@ def _is_of_sizes(asked: Any) -> bool:
 
 
 def _of_several(asked: torch.SymBool) -> bool:
-    """What a condition is where each number that only a run knows is a few."""
+    """The answer to a condition where each number that only a run knows is a few."""
     node = asked.node
     known = node.shape_env.backed_var_to_val
     few = {
@@ -164,7 +164,7 @@ def _asking() -> Place | None:
 def _replaced(
     answer: Callable[[Callable[[Any], bool], Any], bool], *, numbers: bool = False
 ) -> Iterator[None]:
-    """Within, `answer` is asked in the place of each tensor that is to be true or false.
+    """Within, `answer` is asked for each tensor that has to be true or false.
 
     So are comparisons of an `item()`: in a trace torch has conditions of these, and with `numbers`
     what would be a number of Python's is the tensor. What torch itself makes a bool of, as

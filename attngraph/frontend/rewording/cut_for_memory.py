@@ -29,7 +29,7 @@ CUTS = (torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split)
 _JOINS = (torch.cat, torch.concat, torch.concatenate)
 _NUMBERS = (1e4, -1e4, 0.0, float("nan"))
 _LEAST = 3
-"""Rows of an axis of which some can be changed."""
+"""The least number of rows of an axis of which some can be changed."""
 
 
 @dataclass(frozen=True)

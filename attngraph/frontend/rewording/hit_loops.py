@@ -31,7 +31,7 @@ _FOUND = (torch.nonzero, torch.Tensor.nonzero, torch.where, torch.Tensor.where)
 _KEPT = frozenset(
     ["flatten", "squeeze", "reshape", "view", "__getitem__", "to", "long", "int", "detach"]
 )
-"""What hands on the same indices, if it leaves their number."""
+"""Operators that hand on the same indices, if they leave their number."""
 _TURNS = (torch.Tensor.unbind, torch.unbind)
 _BEYOND = re.compile(r"index (\d+) (?:is )?out of (?:range|bounds)")
 _BEYOND_ALL = re.compile(r"index (\d+) is out of bounds for dimension \d+ with size \1\b")
@@ -53,7 +53,7 @@ class Hits:
     def turns(
         self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...] | None:
-        """What a loop over such indices runs through, with a turn for each place of the vector."""
+        """The items of a loop over such indices, one for each place of the vector."""
         if func not in _TURNS or not args or (len(args) > 1 and args[1]) or named.get("dim"):
             return None
         indices, count = self._known.get(id(args[0]), (None, 0))

@@ -249,7 +249,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _program(runs: Sequence[_Run]) -> _Run | None:
-    """What all runs are at their sizes, with a `_Number` where they differ; None if they do more.
+    """The calls of all runs, with a `_Number` where these differ; None if more than numbers do.
 
     The result is in the form of a run too.
     """

@@ -15,7 +15,7 @@ class Unread(Exception):
 
 
 class Steps(list[torch.Tensor]):
-    """The list of what a loop appended, of which torch.stack and torch.cat alone can be had.
+    """The list that a loop appended to, for which only torch.stack and torch.cat work.
 
     `stacked` has the steps along its first axis.
     """
@@ -85,7 +85,7 @@ class Helpers:
         initial: Sequence[Callable[[], Any]],
         sequences: Sequence[tuple[torch.Tensor, int]],
     ) -> tuple[list[Any], list[torch.Tensor]]:
-        """What is carried out of the last step, and what the steps made, stacked."""
+        """What the last step carries out, and the steps' results, stacked."""
         start, stop = _ends(bounds)
         given = [_defined(value) for value in initial]
         leaves, spec = pytree.tree_flatten(given)

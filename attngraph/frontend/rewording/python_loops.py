@@ -33,7 +33,7 @@ _LEAVES = (
     *(ast.Global, ast.Nonlocal, ast.Delete, ast.Try, ast.With),
     *(ast.FunctionDef, ast.ClassDef, ast.Lambda),
 )
-"""What a body may not do, or hides which names it assigns."""
+"""Syntax that a body may not have, or that hides which names it assigns."""
 
 
 @contextmanager

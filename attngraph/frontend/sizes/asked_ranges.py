@@ -139,6 +139,6 @@ def at_most(
 
 
 def demands_of(demanded: Mapping[Condition, str], dims: Mapping[str, DimInfo]) -> list[str]:
-    """What is told of conditions and lower ends, with their places."""
+    """Sentences on conditions and lower ends, with their places."""
     from_one = {name: replace(info, low=min(info.low, 1)) for name, info in dims.items()}
     return list(demands(list(demanded), from_one, demanded.__getitem__))

@@ -1,4 +1,4 @@
-"""What users are told about conditions on sizes, in as few sentences as possible.
+"""Conditions on sizes in sentences for users, as few as possible.
 
 A trace asks the same of its sizes in many forms. What is enforced are the conditions themselves;
 these are looked at with many sizes, only to tell them in short.
@@ -51,7 +51,7 @@ def demands(
 def excluded_sizes(
     conditions: Sequence[Condition], dims: Mapping[str, DimInfo]
 ) -> Iterator[tuple[str, list[int], list[Condition]]]:
-    """The dims of which a few small sizes alone are excluded, with these and the conditions that
+    """The dims of which just a few small sizes are excluded, with these and the conditions that
     exclude them.
     """
     alone: dict[str, list[tuple[set[int], Condition]]] = {}

@@ -129,7 +129,7 @@ def _ends(program: ExportedProgram, asked: Iterable[Request]) -> Iterator[tuple[
 
 
 def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
-    """The dims of which a trace demands what the sizes beyond the sample's aren't.
+    """The dims of which a trace demands something that doesn't hold beyond the sample's size.
 
     As n = 4 * ((n + 3) // 4), or that nothing is missing to whole chunks.
     """

@@ -346,7 +346,7 @@ class _Attempts:
             self._refuse(error, attempt)
 
     def _refuse(self, error: Exception, attempt: _Attempt) -> None:
-        """Raises what is told of an error, unless an attempt without the dims' names may help.
+        """Raises what explains an error of torch, unless an attempt without dim names may help.
 
         torch refuses a named dim of which the code demands anything, and narrows one of Dim.AUTO.
         """

@@ -1,4 +1,4 @@
-"""What a trace is tried again with, if its error is one that this may help against."""
+"""Remedies with which a trace is tried again, where its error is one that they may help against."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def suggestions(message: str) -> list[str]:
 
 
 _NO_RULE = "Cannot create Dim with inconsistent"
-"""torch's own failure, over the advice for a dim of which the trace knows a single block."""
+"""torch's own failure, over its advice for a dim that the trace knows a single block of."""
 _DEMANDS = ("Constraints violated", _NO_RULE)
 
 
@@ -87,7 +87,7 @@ def loop_over(request: Request, fixed: Places) -> tuple[str, int] | None:
 
 
 def rewrite(request: Request, fixed: Places) -> str:
-    """What has a size remain one, by the line that made a number of it."""
+    """How to keep a size a size, by the line that made a number of it."""
     place = _place(request, fixed)
     if place is not None and place == fixed.get(LOOKED_UP):
         return "compare sizes with == there, as a set, a dict and functools.cache look up numbers"

@@ -179,7 +179,7 @@ class PythonNumbers:
         return found.name, found, (), given
 
     def _dtype(self, node: fx.Node, given: Mapping[str, Any]) -> torch.dtype:
-        """What a fraction is rounded to before it is computed with."""
+        """The dtype that a fraction is rounded to before it is computed with."""
         result: torch.dtype = node.meta["val"].dtype
         if result is torch.bool:
             tensors = [v.meta["val"] for v in given.values() if isinstance(v, fx.Node)]

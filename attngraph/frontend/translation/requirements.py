@@ -53,7 +53,7 @@ def _required(program: ExportedProgram) -> Iterator[str]:
 
 
 def _sizes(program: ExportedProgram) -> Iterator[tuple[str, str]]:
-    """What each symbol of a size is called: the axis of an input."""
+    """A name for each symbol of a size: the axis of an input that has it."""
     for node in reversed(list(program.graph.nodes)):
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch.Tensor):

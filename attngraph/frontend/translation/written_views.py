@@ -183,7 +183,7 @@ def _with_rows_selected(group: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _owned(group: Sequence[fx.Node], twin: Twin) -> Owned | None:
-    """None for a group in which nothing is written into a part, or of which that can't be told."""
+    """None for a group in which no part is written to, or none that can be followed."""
     members = set(group)
     writing = [node for node in group if _is_in_place(node)]
     if not writing or any(node.op != "call_function" for node in group):

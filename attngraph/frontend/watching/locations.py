@@ -78,7 +78,7 @@ def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | Non
 
 
 def _owner(frame: FrameType) -> object:
-    """What a method is one of: its first argument, whatever that is called."""
+    """The object whose method this is: its first argument, whatever that is called."""
     code = frame.f_code
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 

@@ -60,7 +60,7 @@ def _tells(statement: ast.stmt) -> bool:
 
 
 def _answers(test: ast.expr, *, wanted: bool) -> Iterator[bool]:
-    """What each condition in a test has to be, for the test to be as `wanted`."""
+    """The answer to each condition in a test that makes the test as `wanted`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _answers(test.operand, wanted=not wanted)
     elif isinstance(test, ast.BoolOp):
