@@ -122,8 +122,10 @@ def gated_product(rewriter: Rewriter, node: Node) -> Replacement:
                 continue
             by_gate = 1 / gate.factor if divides else gate.factor
             for x, by_x in scalings(factor):
+                if not same_type(x, node.output):  # a length may be a factor, of integers
+                    continue
                 form = _form(gate, x, scale * by_gate * by_x)
-                if form is not None and same_type(x, node.output):
+                if form is not None:
                     fused = (*gate.nodes, product)
                     return rewriter.emit(form[0], [x], form[1], at=node, fused=fused)
     return None
