@@ -1,7 +1,7 @@
-"""One exception hierarchy. Every message is a sentence that names the culprit and what to do next.
+"""One exception hierarchy, and the words that messages share.
 
-The command line prints the message on one line and exits with `exit_code`; `--debug` shows the
-traceback.
+Every message is a sentence that names the culprit and what to do next. The command line prints it
+on one line and exits with `exit_code`; `--debug` shows the traceback.
 """
 
 from __future__ import annotations
