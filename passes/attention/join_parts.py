@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import torch
 
+from attngraph.analysis.attention.activations import is_product, keeps_scores
 from attngraph.analysis.attention.joined import (
     JoinedScores,
     Part,
@@ -30,7 +31,6 @@ from attngraph.analysis.attention.joined import (
 from attngraph.analysis.attention.logits import Bias
 from attngraph.analysis.attention.online import MERGES, Block, read_online
 from attngraph.analysis.attention.roles import computed
-from attngraph.analysis.attention.shapes import is_product, keeps_scores
 from attngraph.analysis.attention.site import Site, understand
 from attngraph.analysis.attention.weighted_sum import Below, find_below, hands_on
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, size_of, top

@@ -11,12 +11,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
+from attngraph.analysis.attention.activations import (
+    PRODUCT,
+    are_projections,
+    contraction_at,
+    is_context,
+    is_elementwise,
+    is_layout,
+    is_product,
+    keeps_scores,
+    pairs_activations,
+)
 from attngraph.analysis.attention.joined import read_joined_scores
 from attngraph.analysis.attention.logits import Logits
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import computed
 from attngraph.analysis.attention.weighted_sum import Below, hands_on
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, resolve, top
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.values.scalars import widens
 from attngraph.analysis.walks import FAR, origin, readers, sources, users, varying, walk
@@ -25,20 +36,13 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
     ACTIVATION,
     ADDITIVE,
-    ADDMM,
     CAST,
-    CHOICE,
     CLAMP,
-    CONVOLUTION,
     GATHER,
     JOIN,
     LAYOUT,
-    LINEAR,
-    MATMUL,
-    MULTIPLICATIVE,
     OPAQUE,
     PAD,
-    POINTWISE,
     REDUCTION,
     SCALE,
     SCATTER,
@@ -48,66 +52,8 @@ from attngraph.ir.traits import (
 )
 
 _CONV = "aten.conv2d"
-_PRODUCT = MATMUL | LINEAR | ADDMM
 _SUM = "aten.sum.dim_IntList"
 _KEEPS_SIGN = SHIFT | SCALE | CLAMP
-
-
-def _is_layout(node: Node) -> bool:
-    return node.op in LAYOUT | CAST
-
-
-def _is_projection(node: Node) -> bool:
-    """Whether a node multiplies one value with a constant."""
-    return node.op in _PRODUCT | CONVOLUTION and len(varying(node)) == 1
-
-
-def _are_projections(node: Node) -> bool:
-    """Whether a node is a projection, or joins some, with learned rows or without."""
-    if node.op not in JOIN:
-        return _is_projection(node)
-    ends = [origin(value, _is_layout) for value in sources(node)]
-    made = [end.producer for end in ends if not end.is_constant]
-    return bool(made) and all(node is not None and _is_projection(node) for node in made)
-
-
-def keeps_scores(node: Node) -> bool:
-    """Whether scores are still scores behind a node: layout, masks, biases, factors."""
-    return node.op in LAYOUT | CAST | CHOICE | ADDITIVE | MULTIPLICATIVE | SCALE
-
-
-def _is_elementwise(node: Node) -> bool:
-    return node.op in LAYOUT | POINTWISE
-
-
-def contraction_at(node: Node) -> Contraction | None:
-    """The contraction that a node computes, over new axes."""
-    return read_contraction(node, fresh_axes(node.output.shape)) if len(node.outputs) == 1 else None
-
-
-def pairs_activations(product: Contraction) -> bool:
-    """Whether neither side of a product is a constant, past layout and scales."""
-    return not any(computed(side).value.is_constant for side in product.sides)
-
-
-def is_product(value: Value | None) -> bool:
-    """Whether a value is a product of two activations, past layout, scales, caps and masks."""
-    node = None if value is None else origin(value, _is_elementwise).producer
-    product = None if node is None else contraction_at(node)
-    return product is not None and pairs_activations(product)
-
-
-def _is_context(operand: Operand) -> bool:
-    """Whether values are a product of activations themselves, or an attention's result."""
-    values = computed(operand)
-    node = values.value.producer
-    if node is None or node.op == "attn.attention":
-        return node is not None
-    product = read_contraction(node, values.axes) if len(node.outputs) == 1 else None
-    return product is not None and pairs_activations(product)
-
-
-# What is read, but is no attention
 
 
 def additive(anchor: Node, *, has_values: bool = True) -> Declined | None:
@@ -129,7 +75,7 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
         if node is None or node.op in ACTIVATION:
             return []
         inputs = varying(node)
-        if node.op in _PRODUCT or node.op == _SUM:
+        if node.op in PRODUCT or node.op == _SUM:
             return [(inputs[0], True)] if not is_weighted and len(inputs) == 1 else []
         # What several inputs of a weighted sum hold is computed further on.
         if not keeps_scores(node) or (is_weighted and len(inputs) != 1):
@@ -141,7 +87,7 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
         if node is None or node.op not in ACTIVATION or node.inputs[0] is None:
             continue
         is_cap = node.op == "aten.tanh" and not is_weighted
-        if not is_cap and _is_joined(origin(node.inputs[0], _is_layout).producer):
+        if not is_cap and _is_joined(origin(node.inputs[0], is_layout).producer):
             return node
     return None
 
@@ -151,7 +97,7 @@ def _is_joined(node: Node | None) -> bool:
     if node is None or node.op == "aten.add.Tensor":
         return node is not None
     source = node.inputs[0] if node.op == "aten.linear" else None
-    above = None if source is None else origin(source, _is_layout).producer
+    above = None if source is None else origin(source, is_layout).producer
     return above is not None and above.op == "aten.cat"
 
 
@@ -188,10 +134,10 @@ def projection(
     a copy of the keys, of its own.
     """
     query, key = map(computed, pair)
-    if _is_context(pair[1]):
+    if is_context(pair[1]):
         return None  # scores that are weighed again: heads that are mixed
     if key.value.is_constant:
-        return Refusal.SOFTMAX_OF_PROJECTION.at(logits.node) if _is_context(value) else None
+        return Refusal.SOFTMAX_OF_PROJECTION.at(logits.node) if is_context(value) else None
     known, values = set(query.atoms), set(computed(value).atoms)
     if not query.value.is_constant or not known & values - set(key.atoms):
         return None
@@ -255,10 +201,10 @@ def without_product(
     blamed = declined.node or anchor
     if rows <= set(below.value.atoms) and (rows or blamed.op in REDUCTION):
         return Refusal.POOLING.at(anchor)
-    is_projected = not start.is_constant if node is None else _are_projections(node)
+    is_projected = not start.is_constant if node is None else are_projections(node)
     if not is_projected:
         return replace(declined, node=blamed)
-    is_linear = _is_context(below.value) or _is_value_again(below.root)
+    is_linear = is_context(below.value) or _is_value_again(below.root)
     return (Refusal.SOFTMAX_OF_PROJECTION if is_linear else Refusal.SYNTHESIZER).at(blamed)
 
 
@@ -283,7 +229,7 @@ def _is_compared(logits: Value) -> bool:
             return []
         if node.op in REDUCTION:
             return [(source, True) for source in varying(node)[:1]]
-        return [(s, is_summed) for s in varying(node)] if _is_elementwise(node) else []
+        return [(s, is_summed) for s in varying(node)] if is_elementwise(node) else []
 
     for value, is_summed in walk([(logits, False)], above):
         node = value.producer
@@ -346,7 +292,7 @@ def _laid_out(anchor: Node, logits: Logits | Declined) -> Declined | None:
 
     def above(value: Value) -> Iterable[Value]:
         node = value.producer
-        passes = node is not None and (_is_elementwise(node) or node.op in moves | OPAQUE)
+        passes = node is not None and (is_elementwise(node) or node.op in moves | OPAQUE)
         return sources(node) if node is not None and passes else ()
 
     found = list(walk(sources(anchor), above))
@@ -370,7 +316,7 @@ def _are_scores(product: Contraction) -> bool:
 
 def _holds_scores(value: Value) -> bool:
     """Whether a value is scores, mixed across heads or not, past layout and elementwise ops."""
-    node = origin(value, _is_elementwise).producer
+    node = origin(value, is_elementwise).producer
     product = None if node is None else contraction_at(node)
     return product is not None and _are_scores(product)
 
@@ -396,7 +342,7 @@ def _joined(anchor: Node) -> Declined | None:
 
     def above(value: Value) -> Iterable[Value]:
         node = value.producer
-        return [] if node is None or not _is_elementwise(node) else sources(node)
+        return [] if node is None or not is_elementwise(node) else sources(node)
 
     for value in walk(sources(anchor)[:1], above):
         node = value.producer
@@ -462,7 +408,7 @@ def reused(scores: Node, anchor: Node) -> Declined:
         others = [value for value in sources(user) if value.producer not in made]
         if user.op == "aten.add.Tensor" and any(map(is_product, others)):
             return Refusal.READ_BY_RESIDUAL.at(scores, loc=user.loc)
-        if user.op in _PRODUCT:
+        if user.op in PRODUCT:
             return Refusal.READ_BY_PRODUCT.at(scores, loc=user.loc)
         made.add(user)
     return Refusal.READ_ELSEWHERE.at(scores)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
+from attngraph.analysis.attention.activations import contraction_at, pairs_activations
 from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added, placed
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import pair_of
-from attngraph.analysis.attention.shapes import contraction_at, divisions, pairs_activations
+from attngraph.analysis.attention.shapes import divisions
 from attngraph.analysis.layout.axes import Operand, climb, fresh_axes, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.walks import origin, readers, sources, users, varying, walk

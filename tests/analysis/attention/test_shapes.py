@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
+from attngraph.analysis.attention.activations import is_product
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.shapes import (
     additive,
     divisions,
     escapes,
-    is_product,
     reused,
     without_values,
 )
