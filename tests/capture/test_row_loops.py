@@ -81,7 +81,56 @@ def _beside_a_list(x: Tensor) -> Tensor:
     return torch.stack([row.mean(0) for row in x])
 
 
-CODE = (_listed, _looped, _zipped, _counted, _indexed, _twice, _carried, _beside_a_list)
+def _unbound(x: Tensor) -> Tensor:
+    """Along an axis that isn't the first."""
+    state, found = x.new_zeros(x.shape[0], 8), []
+    for a, b in zip(x.unbind(1), torch.unbind(x * 2, dim=-2), strict=True):
+        state = torch.tanh(state + a) * b
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def _unbound_before(x: Tensor) -> Tensor:
+    steps = x.unbind(dim=1)
+    state = torch.zeros_like(steps[0])
+    for at, step in enumerate(steps):
+        state = torch.tanh(state + step + at)
+    return state + steps[-1] * len(steps)
+
+
+def _split(x: Tensor) -> Tensor:
+    """Parts of one place keep the axis."""
+    state, found = x.new_zeros(x.shape[0], 1, 8), []
+    for step in x.split(1, dim=1):
+        state = torch.tanh(state + step)
+        found.append(state)
+    return torch.cat(found, dim=1)
+
+
+def _split_from_the_end(x: Tensor) -> Tensor:
+    state = x.new_zeros(x.shape[0], 1, 8)
+    for step in torch.split(x, 1, -2):
+        state = torch.tanh(state + step)
+    return state
+
+
+def _chunked(x: Tensor) -> Tensor:
+    state = x.new_zeros(x.shape[0], 1, 8)
+    for at, step in enumerate(x.chunk(x.size(1), dim=1)):
+        state = torch.tanh(state * at + step)
+    return state
+
+
+def _listed_parts(x: Tensor) -> Tensor:
+    parts = [step * 2 for step in x.unbind(1)]
+    q, k = x.split(4, -1)  # of a size that is known
+    return torch.stack(parts, 1) * torch.cat([k, q], -1)
+
+
+CODE = (
+    *(_listed, _looped, _zipped, _counted, _indexed, _twice, _carried, _beside_a_list),
+    *(_unbound, _unbound_before, _split, _split_from_the_end, _chunked, _listed_parts),
+)
 
 
 def _compiled(code: Callable[[Tensor], Tensor]) -> tuple[nn.Module, attngraph.Optimized]:
@@ -111,7 +160,12 @@ def _reassigned(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("code", [_skipped, _reassigned], ids=lambda code: code.__name__)
+def _in_pairs(x: Tensor) -> Tensor:
+    """Of an odd length the last part is shorter."""
+    return torch.cat([step.softmax(1) for step in x.split(2, 1)], 1)
+
+
+@pytest.mark.parametrize("code", [_skipped, _reassigned, _in_pairs], ids=lambda code: code.__name__)
 def test_other_loops_are_refused(code: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(CaptureError, match=r"Leave the dim static"):
         _compiled(code)

@@ -79,6 +79,27 @@ class Helpers:
         return first if same and all(each.node.expr == first.node.expr for each in others) else None
 
     @staticmethod
+    def parts(name: str, of: Any, *args: Any, **named: Any) -> Any:
+        """What `of.unbind(…)`, `split` or `chunk` gives, as one tensor whose rows these parts are,
+        if each is one place of an open axis.
+        """
+        whole = getattr(of, name)
+        if not isinstance(of, torch.Tensor):
+            return whole(*args, **named)
+        counts = 0 if name == "unbind" else 1
+        axis = named.get("dim", args[counts] if len(args) > counts else 0)
+        if not isinstance(axis, int) or not of.dim() or not Helpers.is_open((of.shape[axis],)):
+            return whole(*args, **named)
+        size = args[0] if counts and args else None
+        rows = of.movedim(axis, 0)
+        if name == "unbind":
+            return rows
+        is_single = size == 1 if name == "split" else _is_same(size, of.shape[axis])
+        if not is_single:
+            return whole(*args, **named)
+        return rows.unsqueeze(axis if axis < 0 else axis + 1)
+
+    @staticmethod
     def run(
         bounds: Sequence[Any],
         body: Callable[..., Any],
@@ -182,6 +203,10 @@ class _Undefined:
 
 
 _UNDEFINED = _Undefined()
+
+
+def _is_same(size: Any, other: torch.SymInt) -> bool:
+    return isinstance(size, torch.SymInt) and bool(size.node.expr == other.node.expr)
 
 
 def _as_tensor(leaf: Any) -> Any:

@@ -46,7 +46,7 @@ _OURS = str(Path(__file__).parents[2])
 _NUMPY = str(Path(np.__file__).parent)
 _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
 _NUMPY_CALL = re.compile(r"\b(?:np|numpy)\.")
-_LOOP = re.compile(r"\bfor\b.*\bin\b")
+_LOOP = re.compile(r"\bfor\b.*\bin\b|\b(unbind|split|chunk)\(")
 _SIZES = (torch.SymInt, torch.SymFloat)
 _SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
     getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")

@@ -1,8 +1,9 @@
 """Loops over the rows of tensors, and lists made in one expression, as loops over a count.
 
 `for row in x`, `for a, b in zip(x, y)` and `[f(row) for row in x]` go through the rows of tensors
-as `for i in range(x.shape[0])` does, which python_loops.py runs as a scan. Where the values turn
-out to be no tensors of one open length, the code is run as it stands.
+as `for i in range(x.shape[0])` does, which python_loops.py runs as a scan. So do `x.unbind(1)` and
+`x.split(1, dim=1)`, whose parts are the rows of one tensor where that axis is open. Where the
+values turn out to be no tensors of one open length, the code is run as it stands.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_PARTS = ("unbind", "split", "chunk")
 _MAYBE = (ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -36,15 +38,45 @@ class _Writer:
     def _statement(self, statement: ast.stmt) -> list[ast.stmt]:
         match statement:
             case ast.For():
-                return [self._loop(statement)]
+                statement.iter, made = self._cut(statement.iter)
+                return [*made, self._loop(statement)]
             case ast.If():
                 statement.body = self.statements(statement.body)
                 statement.orelse = self.statements(statement.orelse)
             case ast.With() | ast.Try():
                 statement.body = self.statements(statement.body)
+            case ast.Assign(targets=[ast.Name()], value=value) if _cuts(value):
+                statement.value = self._parts(value)
             case ast.Return() | ast.Assign() | ast.AnnAssign() | ast.Expr():
-                return [self._listed(statement)]
+                found: list[ast.stmt] = []
+                for made in _lists(statement):
+                    for generator in made.generators[:1]:
+                        generator.iter, cut = self._cut(generator.iter)
+                        found += cut
+                return [*found, self._listed(statement)]
         return [statement]
+
+    def _cut(self, iterated: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
+        """What is iterated over, with names in the place of cuts, and statements that make them."""
+        if _is_call(iterated, "zip") or _is_call(iterated, "enumerate"):
+            pairs = [self._cut(each) for each in iterated.args]
+            iterated.args = [each for each, _ in pairs]
+            return iterated, [each for _, made in pairs for each in made]
+        if not _cuts(iterated):
+            return iterated, []
+        name = f"__parts_{self._made}"
+        self._made += 1
+        made = ast.Assign([ast.Name(name, ast.Store())], self._parts(iterated))
+        ast.fix_missing_locations(ast.copy_location(made, iterated))
+        return ast.copy_location(ast.Name(name, ast.Load()), iterated), [made]
+
+    def _parts(self, call: ast.Call) -> ast.expr:
+        """The helper's call in the place of a cut."""
+        assert isinstance(call.func, ast.Attribute)
+        of = [] if ast.unparse(call.func.value) == "torch" else [call.func.value]
+        helper = ast.parse(f"{self._helpers}.parts", mode="eval").body
+        found = ast.Call(helper, [ast.Constant(call.func.attr), *of, *call.args], call.keywords)
+        return ast.fix_missing_locations(ast.copy_location(found, call))
 
     def _loop(self, loop: ast.For) -> ast.stmt:
         """A loop over rows, counted where they are open."""
@@ -134,6 +166,12 @@ def _rows(target: ast.expr, iterated: ast.expr) -> dict[str, str] | None:
             return None
         found[name.id] = ast.unparse(value)
     return found
+
+
+def _cuts(value: ast.expr) -> TypeGuard[ast.Call]:
+    """Whether it is `x.unbind(1)`, `torch.split(x, 1, 1)` or the like."""
+    is_method = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    return is_method and value.func.attr in _PARTS
 
 
 def _is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
