@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch._higher_order_ops.scan import scan
 from torch.utils import _pytree as pytree
+
+from attngraph.ir.dims import divide
+
+Block: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
+"""Of a step where its block begins and ends, and the limit of all blocks, None without one."""
+Slices: TypeAlias = tuple[torch.Tensor, int, Block | None]
+"""A tensor, an axis, and the block of it that each step takes, None where that is one place."""
 
 
 class Unread(Exception):
@@ -62,10 +70,11 @@ class Helpers:
 
     @staticmethod
     def is_open(bounds: Sequence[Any]) -> bool:
-        """Whether a loop over these has a turn for each place up to a size; blocks have others."""
-        if len(bounds) == 3 and bounds[2] != 1:
+        """Whether a loop over these goes up to a size, in steps of a number."""
+        if len(bounds) == 3 and (not isinstance(bounds[2], int) or bounds[2] < 1):
             return False
-        return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in bounds)
+        ends = bounds[:2]
+        return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends)
 
     @staticmethod
     def rows(*values: Any) -> Any:
@@ -94,7 +103,7 @@ class Helpers:
         rows = of.movedim(axis, 0)
         if name == "unbind":
             return rows
-        is_single = size == 1 if name == "split" else _is_same(size, of.shape[axis])
+        is_single = size == 1 if name == "split" else _is_equal(size, of.shape[axis])
         if not is_single:
             return whole(*args, **named)
         return rows.unsqueeze(axis if axis < 0 else axis + 1)
@@ -104,16 +113,16 @@ class Helpers:
         bounds: Sequence[Any],
         body: Callable[..., Any],
         initial: Sequence[Callable[[], Any]],
-        sequences: Sequence[tuple[torch.Tensor, int]],
+        sequences: Sequence[Slices],
     ) -> tuple[list[Any], list[torch.Tensor]]:
         """What the last step carries out, and the steps' results, stacked."""
-        start, stop = _ends(bounds)
+        steps = _Range.of(bounds)
         given = [_defined(value) for value in initial]
         leaves, spec = pytree.tree_flatten(given)
         leaves = [_as_tensor(leaf) for leaf in leaves]
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        items = [torch.arange(start, stop)]
-        items += [_part(of, axis, start, stop).movedim(axis, 0) for of, axis in sequences]
+        items = [steps.numbers()]
+        items += [steps.taken(*each) for each in sequences]
 
         def step(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
             own = list(leaves)
@@ -145,13 +154,13 @@ class Helpers:
     @staticmethod
     def put(
         bounds: Sequence[Any],
-        written: Sequence[tuple[torch.Tensor, int]],
+        written: Sequence[Slices],
         rows: Sequence[torch.Tensor],
     ) -> None:
         """Writes the rows of all steps, stacked, where the loop would have written each."""
-        start, stop = _ends(bounds)
-        for (tensor, axis), stacked in zip(written, rows, strict=True):
-            _part(tensor, axis, start, stop).copy_(stacked.movedim(0, axis))
+        steps = _Range.of(bounds)
+        for each, stacked in zip(written, rows, strict=True):
+            steps.taken(*each).copy_(stacked)
 
     @staticmethod
     def row(row: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -205,10 +214,6 @@ class _Undefined:
 _UNDEFINED = _Undefined()
 
 
-def _is_same(size: Any, other: torch.SymInt) -> bool:
-    return isinstance(size, torch.SymInt) and bool(size.node.expr == other.node.expr)
-
-
 def _as_tensor(leaf: Any) -> Any:
     """What is carried, in memory of its own; a number becomes a tensor."""
     if isinstance(leaf, torch.Tensor):
@@ -226,15 +231,63 @@ def _defined(value: Callable[[], Any]) -> Any:
         return _UNDEFINED
 
 
-def _ends(bounds: Sequence[Any]) -> tuple[Any, Any]:
-    return (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
+@dataclass(frozen=True)
+class _Range:
+    """The numbers that a loop goes through, `start`, `start + step` … below `stop`."""
+
+    start: Any
+    stop: Any
+    step: int
+
+    @staticmethod
+    def of(bounds: Sequence[Any]) -> _Range:
+        """Raises Unread where the last step may be shorter than the others."""
+        start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
+        step = bounds[2] if len(bounds) == 3 else 1
+        if step != 1 and divide(_expr(stop - start), step) is None:
+            raise Unread("a length that is no multiple of the step")
+        return _Range(start, stop, step)
+
+    def numbers(self) -> torch.Tensor:
+        """All of them."""
+        if self.step == 1:
+            return torch.arange(self.start, self.stop)
+        turns = torch.arange((self.stop - self.start) // self.step)
+        return turns * self.step + torch.as_tensor(self.start)
+
+    def taken(self, of: Any, axis: int, block: Block | None) -> torch.Tensor:
+        """The slices of all steps, (steps, …), in the tensor's own memory."""
+        if not isinstance(of, torch.Tensor):
+            raise Unread("a slice of what is no tensor")
+        if block is None:
+            return _part(of, axis, self.start, self.stop, self.step).movedim(axis, 0)
+        begin, end, limit = block(self.start)
+        following, last, _ = block(self.start + self.step)
+        size = end - begin
+        is_one = _is_equal(following, end) and _is_equal(last - following, size)
+        if not isinstance(size, int) or size < 1 or not is_one:
+            raise Unread("blocks that aren't one behind the other")
+        if limit is not None and not _is_equal(limit, of.shape[axis]):
+            raise Unread("blocks that end before the tensor does")
+        count = (self.stop - self.start) // self.step
+        blocks = _part(of, axis, begin, begin + count * size, 1)
+        at = axis % of.dim()
+        return torch.unflatten(blocks, at, (count, size)).movedim(at, 0)
 
 
-def _part(tensor: torch.Tensor, axis: int, start: Any, stop: Any) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        raise Unread("a slice of what is no tensor")
-    is_whole = isinstance(start, int) and start == 0 and stop is tensor.shape[axis]
-    return tensor if is_whole else tensor.narrow(axis, start, stop - start)
+def _part(tensor: torch.Tensor, axis: int, start: Any, stop: Any, step: int) -> torch.Tensor:
+    is_whole = isinstance(start, int) and start == 0 and _is_equal(stop, tensor.shape[axis])
+    part = tensor if is_whole else tensor.narrow(axis, start, stop - start)
+    return part if step == 1 else part.movedim(axis, 0)[::step].movedim(0, axis)
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _is_equal(size: Any, other: Any) -> bool:
+    """Whether two sizes are the same, whatever the dims are."""
+    return bool(_expr(size) == _expr(other))
 
 
 def _is_open_slice(item: Any) -> bool:

@@ -18,12 +18,13 @@ import copy
 import gc
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import CodeType, FunctionType
 from typing import Any
 from unittest.mock import patch
 
+from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
 from attngraph.frontend.rewording.loop_steps import Helpers, Unread
 from attngraph.frontend.rewording.row_loops import counted
 
@@ -122,15 +123,16 @@ class _Writer(ast.NodeTransformer):
         if not is_range or loop.orelse or not isinstance(loop.target, ast.Name):
             raise Unread
         assert isinstance(call, ast.Call)
-        body = _Body(loop.target.id, loop.body)
-        carried = sorted(body.assigned & (body.read_first | self._names_after(loop)))
+        after = self._names_after(loop)
+        body = _Body(loop.target.id, loop.body, after)
+        carried = sorted(body.assigned & (body.read_first | after))
         step, bounds = f"__step_{self.written}", ast.unparse(ast.Tuple(call.args, ast.Load()))
         self.written += 1
         given = ", ".join([body.index, *carried, *body.sequences])
         results = f"return [{', '.join(carried)}], [{', '.join([*body.appended, *body.rows])}]"
         initial = ", ".join(f"lambda: {name}" for name in carried)
-        sequences = ", ".join(f"({of}, {axis})" for of, axis in body.sequences.values())
-        rows = ", ".join(f"({of}, {axis})" for of, axis in body.rows.values())
+        sequences = ", ".join(map(str, body.sequences.values()))
+        rows = ", ".join(map(str, body.rows.values()))
         lines = [
             f"if {_HELPERS}.is_open({bounds}):",
             f"    def {step}({given}):",
@@ -175,28 +177,30 @@ class _Body:
     """The body of a loop over `index`, as statements of a function.
 
     `assigned` are its names, and `read_first` those that it may read before it assigns them.
-    `sequences` are the tensors of which it reads one slice, by the name of that slice, with the
-    axis. `appended` are lists, by the name of what is appended, and `rows` tensors of which it
-    writes a slice, by the slice's name. Raises Unread for anything else that outlives a step.
+    `sequences` are what it reads of a tensor in each step, by the name of that slice. `appended`
+    are lists, by the name of what is appended, and `rows` what it writes of a tensor, by the
+    slice's name. Raises Unread for anything else that outlives a step.
     """
 
-    def __init__(self, index: str, statements: Sequence[ast.stmt]) -> None:
+    def __init__(self, index: str, statements: Sequence[ast.stmt], after: Collection[str]) -> None:
         self.index = index
-        self.sequences: dict[str, tuple[str, int]] = {}
+        self.sequences: dict[str, Taken] = {}
         self.appended: dict[str, str] = {}
-        self.rows: dict[str, tuple[str, int]] = {}
+        self.rows: dict[str, Taken] = {}
         if any(isinstance(each, _LEAVES) for part in statements for each in ast.walk(part)):
             raise Unread
         self.assigned = _names(statements, ast.Store)
         if index in self.assigned:
             raise Unread
+        self._blocks = Blocks(index, statements, self.assigned)
         slices = _Slices(self)
         self.statements: list[ast.stmt] = []
         for statement in statements:
             written = self._kept(copy.deepcopy(statement))
             self.statements.append(slices.visit(written))
+        self.statements = self._blocks.without_ends(self.statements, after)
         left = _names(self.statements, ast.Load)
-        if left & {*self.appended.values(), *(of for of, _ in self.rows.values())}:
+        if left & {*self.appended.values(), *(taken.of for taken in self.rows.values())}:
             raise Unread  # reads what it fills
         for part in self.statements:
             for each in ast.walk(part):
@@ -221,12 +225,12 @@ class _Body:
                 return _assigned(made, value, statement)
             case ast.Assign(targets=[ast.Subscript() as target], value=value):
                 found = self.slice_of(target)
-                if found is None or found[0] in (of for of, _ in self.rows.values()):
+                if found is None or found[0].of in (row.of for row in self.rows.values()):
                     raise Unread
-                name, axis, rest = found
+                row, rest = found
                 made = f"__row_{len(self.rows)}"
-                self.rows[made] = name, axis
-                taken = ast.unparse(self._sequence(name, axis, statement))
+                self.rows[made] = row
+                taken = ast.unparse(self.sequence(row, statement))
                 at = ast.Subscript(ast.Name("index", ast.Load()), rest or ast.Tuple([]), ast.Load())
                 index = f"{_HELPERS}.{ast.unparse(at)}" if rest else "()"
                 (written,) = _parsed(f"{made} = {_HELPERS}.row({taken}, {index}, None)", statement)
@@ -236,17 +240,21 @@ class _Body:
                 return written
         return statement
 
-    def _sequence(self, name: str, axis: int, at: ast.AST) -> ast.expr:
+    def sequence(self, taken: Taken, at: ast.AST) -> ast.expr:
         """The slice of this step."""
         known = {what: own for own, what in self.sequences.items()}
-        own = known.get((name, axis)) or f"__slice_{len(self.sequences)}"
-        self.sequences[own] = name, axis
+        own = known.get(taken) or f"__slice_{len(self.sequences)}"
+        self.sequences[own] = taken
         return ast.copy_location(ast.Name(own, ast.Load()), at)
 
-    def slice_of(self, target: ast.Subscript) -> tuple[str, int, ast.expr | None] | None:
-        """The tensor, the axis and the rest of the index of `x[:, t, …]`; None for others."""
+    def slice_of(self, target: ast.Subscript) -> tuple[Taken, ast.expr | None] | None:
+        """What `x[:, t, …]` or `x[:, t : t + size, …]` takes, and the rest of the index that is
+        taken of that; None for others.
+        """
         items = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-        places = [at for at, item in enumerate(items) if ast.unparse(item) == self.index]
+        blocks = {at: block for at, item in enumerate(items) if (block := self._blocks.of(item))}
+        single = [at for at, item in enumerate(items) if ast.unparse(item) == self.index]
+        places = [*single, *blocks]
         of = target.value
         while isinstance(of, ast.Attribute):
             of = of.value
@@ -256,11 +264,15 @@ class _Body:
         if len(places) != 1 or not is_known or "None" in before or any(map(_is_list, items)):
             return None
         axis = places[0] - len(items) if any(dots[: places[0]]) else places[0]
-        rest = [item for at, item in enumerate(items) if at != places[0]]
+        rest = [
+            ast.Slice() if at in blocks else item
+            for at, item in enumerate(items)
+            if at not in single
+        ]
         while rest and not any(dots) and ast.unparse(rest[-1]) == ":":  # counted from the start
             rest.pop()
         left = ast.Tuple(rest, ast.Load()) if rest else None
-        return ast.unparse(target.value), axis, left
+        return Taken(ast.unparse(target.value), axis, blocks.get(places[0], "None")), left
 
 
 def _is_list(item: ast.expr) -> bool:
@@ -277,8 +289,8 @@ class _Slices(ast.NodeTransformer):
         found = self._body.slice_of(node) if isinstance(node.ctx, ast.Load) else None
         if found is None:
             return self.generic_visit(node)
-        name, axis, rest = found
-        own = self._body._sequence(name, axis, node)
+        taken, rest = found
+        own = self._body.sequence(taken, node)
         if rest is None:
             return own
         return ast.copy_location(ast.Subscript(own, self.visit(rest), ast.Load()), node)

@@ -13,8 +13,10 @@ import copy
 from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
+import torch
+
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_PARTS = ("unbind", "split", "chunk")
+_CUTS = frozenset(cut.__name__ for cut in (torch.unbind, torch.split, torch.chunk))
 _MAYBE = (ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -49,8 +51,8 @@ class _Writer:
                 statement.value = self._parts(value)
             case ast.Return() | ast.Assign() | ast.AnnAssign() | ast.Expr():
                 found: list[ast.stmt] = []
-                for made in _lists(statement):
-                    for generator in made.generators[:1]:
+                for listed in _lists(statement):
+                    for generator in listed.generators[:1]:
                         generator.iter, cut = self._cut(generator.iter)
                         found += cut
                 return [*found, self._listed(statement)]
@@ -170,8 +172,9 @@ def _rows(target: ast.expr, iterated: ast.expr) -> dict[str, str] | None:
 
 def _cuts(value: ast.expr) -> TypeGuard[ast.Call]:
     """Whether it is `x.unbind(1)`, `torch.split(x, 1, 1)` or the like."""
-    is_method = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
-    return is_method and value.func.attr in _PARTS
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    return value.func.attr in _CUTS
 
 
 def _is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:

@@ -1,0 +1,128 @@
+"""Which part of a tensor a step of a loop takes: `x[:, t]`, or a block `x[:, t : t + size]`.
+
+A block begins at an affine function of the step and has one size. It is written in terms of the
+step: `start = i * size` and `end = min(start + size, length)`, assigned in the body, are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+_PARTS = (ast.Name, ast.Constant, ast.Attribute, ast.BinOp, ast.Add, ast.Sub, ast.Mult)
+_DEPTH = 4  # names that stand for each other
+
+
+class Taken(NamedTuple):
+    """One place along an axis of a tensor, or a `block`: where it begins, its end and its limit, as
+    functions of the step in Python's words. As a string it is the argument of a helper.
+    """
+
+    of: str
+    axis: int
+    block: str
+
+    def __str__(self) -> str:
+        return f"({self.of}, {self.axis}, {self.block})"
+
+
+class Blocks:
+    """The blocks that a body takes in the step `index`; `assigned` are the names that it gives."""
+
+    def __init__(
+        self, index: str, statements: Sequence[ast.stmt], assigned: Collection[str]
+    ) -> None:
+        self._index, self._assigned = index, assigned
+        times = Counter(name for part in statements for name in _names(part, ast.Store))
+        self._known: dict[str, ast.expr] = {}
+        read: set[str] = set()
+        for statement in statements:
+            read.update(_names(statement, ast.Load))
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    if times[name] == 1 and name not in read and _is_arithmetic(value):
+                        self._known[name] = value
+
+    def of(self, item: ast.expr) -> str:
+        """A slice as `lambda step: (start, end, limit)`; "" where it is none of this step."""
+        if not isinstance(item, ast.Slice) or item.step is not None:
+            return ""
+        if item.lower is None or item.upper is None:
+            return ""
+        start, end = (self._spelled(part, _DEPTH) for part in (item.lower, item.upper))
+        limit: ast.expr = ast.Constant(None)
+        match end:
+            case ast.Call(func=ast.Name(id="min"), args=[one, other], keywords=[]):
+                end, limit = (one, other) if self._moves(one) else (other, one)
+                if self._moves(limit) or not self._is_plain(limit):
+                    return ""
+        if not all(self._is_plain(part) and self._moves(part) for part in (start, end)):
+            return ""
+        told = ", ".join(map(ast.unparse, (start, end, limit)))
+        return f"lambda {self._index}: ({told})"
+
+    def without_ends(self, body: list[ast.stmt], after: Collection[str]) -> list[ast.stmt]:
+        """Without what gave names to the ends of blocks, if nothing else reads them."""
+        while True:
+            read = {*after, *(name for part in body for name in _names(part, ast.Load))}
+            kept = [part for part in body if _gives(part) not in self._known.keys() - read]
+            if len(kept) == len(body):
+                return kept
+            body = kept
+
+    def _moves(self, part: ast.expr) -> bool:
+        return any(isinstance(each, ast.Name) and each.id == self._index for each in ast.walk(part))
+
+    def _is_plain(self, part: ast.expr) -> bool:
+        """Whether it is affine in the step, with coefficients that no step changes."""
+        for each in ast.walk(part):
+            if isinstance(each, ast.Name) and each.id in self._assigned:
+                return False
+            if not isinstance(each, (*_PARTS, ast.expr_context, ast.Subscript, ast.Call)):
+                return False
+            if isinstance(each, (ast.Call, ast.Subscript, ast.Attribute)) and self._moves(each):
+                return False
+            match each:
+                case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                    if self._moves(left) and self._moves(right):
+                        return False
+        return True
+
+    def _spelled(self, part: ast.expr, depth: int) -> ast.expr:
+        """With what the body's names stand for in their place."""
+        known = self._known
+
+        class Spelling(ast.NodeTransformer):
+            def visit_Name(self, node: ast.Name) -> ast.expr:
+                return copy.deepcopy(known.get(node.id, node))
+
+        for _ in range(depth):
+            part = Spelling().visit(copy.deepcopy(part))
+        return part
+
+
+def _is_arithmetic(value: ast.expr) -> bool:
+    """Whether it is made of numbers and sizes, with no call that does something else."""
+    for each in ast.walk(value):
+        if not isinstance(each, (*_PARTS, ast.expr_context, ast.Subscript, ast.Call)):
+            return False
+        if isinstance(each, ast.Call) and ast.unparse(each.func) not in ("min", "max", "len"):
+            return False
+    return True
+
+
+def _gives(statement: ast.stmt) -> str:
+    """The one name that a statement assigns, if that is all it does."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return name
+    return ""
+
+
+def _names(statement: ast.stmt, context: type[ast.expr_context]) -> Iterator[str]:
+    for each in ast.walk(statement):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, context):
+            yield each.id
