@@ -257,9 +257,29 @@ def _further(
         if is_told_apart(check, captured.graph, made, failing=failing):
             return None
         with contextlib.suppress(UsageError):
-            if all(bool(each.isfinite().all()) for each in check.references(made).eager):
+            if not _is_finite(check.references(made).eager):
+                continue
+            if _is_finite(_traced(captured.graph, made)):
                 found.append(made)  # of what overflows no side is seen to be right
+            elif _scale_of(made) <= _scale_of(captured.args):
+                return None  # where nothing overflows, what isn't a number is an error
     return found
+
+
+def _traced(graph: Graph, tensors: tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
+    """What a graph computes; NaN where it fails."""
+    try:
+        return interpret(graph, tensors)
+    except (IRError, RuntimeError, IndexError):
+        return [torch.tensor(torch.nan)]
+
+
+def _is_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(bool(each.isfinite().all()) for each in tensors)
+
+
+def _scale_of(tensors: Sequence[torch.Tensor]) -> float:
+    return max((_scale(each) for each in tensors if each.is_floating_point()), default=0.0)
 
 
 def _signed(tensor: torch.Tensor, by: float) -> torch.Tensor:

@@ -233,3 +233,26 @@ def test_sides_that_are_equal_for_all_that_may_be_asked_leave_the_size_open() ->
     model = OfIds(all_when_long).eval()
     masked = attngraph.optimize(model, (IDS, OPEN), dynamic_shapes=(axes, axes))
     assert torch.allclose(masked(*longer), model(*longer), atol=1e-5)
+
+
+class OfShares(nn.Module):
+    """A row of zeros, as padding is, has no share of its length: one side is NaN there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        length = x.norm(dim=-1, keepdim=True)
+        if (length > 1).any():
+            x = x / length
+        scores = self.inner(x) @ x.mT
+        return scores.masked_fill(~kept[:, None], -1e9).softmax(-1) @ x
+
+
+def test_a_side_without_a_number_is_not_the_other_one() -> None:
+    model, axes = OfShares().eval(), {0: "batch", 1: "n"}
+    x, kept = torch.randn(2, 6, 8).exp(), torch.rand(2, 6) > 0.3
+    compiled = attngraph.optimize(model, (x, kept), dynamic_shapes=(axes, axes))
+    for asked in (x, x * 0.01, x * 0, x * (torch.arange(6) < 3)[:, None] * 0.01):
+        assert torch.allclose(compiled(asked, kept), model(asked, kept), atol=1e-6)
