@@ -21,6 +21,7 @@ from attngraph.export.lowering.fallback import (
     layer_formulas,
     ordering_formulas,
     pooling_formulas,
+    solving_formulas,
     special_formulas,
 )
 from attngraph.export.lowering.fallback.indexing_formulas import along
@@ -32,6 +33,7 @@ __all__ = [
     "layer_formulas",
     "ordering_formulas",
     "pooling_formulas",
+    "solving_formulas",
     "special_formulas",
 ]
 
