@@ -199,6 +199,7 @@ POINTWISE = _trait(
 
 # Sums over axes.
 MATMUL = _trait("matmul", "matmul bmm mm mv dot einsum")  # of operands and nothing else
+SOLVE = _trait("solve", "linalg_solve_triangular")  # the inverse of one operand times the other
 LINEAR = _trait("linear", "linear")  # x Wᵀ + b
 QUANTIZED = _trait("quantized")  # of these, those with a weight in codes
 DEQUANTIZED = _trait("dequantized")  # the numbers that codes stand for

@@ -10,6 +10,7 @@ from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, Node, clone, interpret
 from attngraph.ir.ops import attribute
 from attngraph.passes import make
+from attngraph.passes.loops.loop_bodies import LoopBodies
 from examples import mamba2
 from tests.passes import linear_attentions as written
 from tests.passes.switching_retentions import SWITCHING, ClampedDistance, ClampedScores
@@ -34,7 +35,7 @@ def _graph(
     graph = getattr(graph, "graph", graph)
     before = clone(graph)
     graph.settle_sizes()
-    for item in make(_PASSES):
+    for item in (LoopBodies(tuple(make(_PASSES[:3]))), *make(_PASSES)):
         item.run(graph)
     return before, graph
 
@@ -116,6 +117,15 @@ def test_chunks_of_any_number_are_read() -> None:
     assert len(_sites(after)) == 1
     assert not [node for node in after if node.op == "attn.scan"]
     _assert_same(before, after, (5, 8, 9, 19))
+
+
+def test_chunks_of_triangular_systems_are_read() -> None:
+    """Where the system is one of the keys; what the state is part of is no linear function."""
+    before, after = _graph(written.SolvedChunks, dynamic=True)
+    assert len(_sites(after)) == 1
+    _assert_same(before, after, (5, 8, 9, 19))
+    _, stays = _graph(written.SystemOfState, dynamic=True)
+    assert not _sites(stays)
 
 
 @pytest.mark.parametrize("kind", written.CHUNKED)

@@ -51,12 +51,13 @@ from attngraph.ir.traits import (
     SCATTER,
     SHIFT,
     SLICE,
+    SOLVE,
     SUM,
     TRIANGLE,
 )
 
 _SUMS = ADDITIVE | SHIFT | NEGATION | REVERSED
-_ANALYTIC = _SUMS | MULTIPLICATIVE | SCALE | EXPONENTIAL | LOGARITHM | POWER | MATMUL | SUM
+_ANALYTIC = _SUMS | MULTIPLICATIVE | SCALE | EXPONENTIAL | LOGARITHM | POWER | MATMUL | SUM | SOLVE
 _OF_OPERANDS = _ANALYTIC | LAYOUT | JOIN | PAD | CAST | RUNNING_SUM | TRIANGLE | CHOICE | SCATTER
 _LOOP = "attn.scan"
 _CHUNKS = 3
@@ -147,6 +148,8 @@ def is_affine(node: Node, of: Collection[Value]) -> bool:
     if node.op in MULTIPLICATIVE | MATMUL:
         is_below = "div." in node.op and node.inputs[1] in of
         return sum(value in of for value in node.inputs) == 1 and not is_below
+    if node.op in SOLVE:
+        return node.inputs[0] not in of
     return node.op in _SUMS | SCALE | SUM | LAYOUT | JOIN | CAST
 
 

@@ -32,6 +32,7 @@ from attngraph.ir.traits import (
     SCALE,
     SCATTER,
     SHIFT,
+    SOLVE,
     SUM,
     TRIANGLE,
 )
@@ -122,6 +123,8 @@ def _one(node: Node, given: list[Unit]) -> Unit:
         for each in given:
             made = _product(made, each)
         return made
+    if op in SOLVE:
+        return _product(given[1], _raised(given[0], -1))
     if op in POWER and len(given) == 1:
         return _raised(given[0], 2 if op == "aten.square" else attribute(node, "exponent"))
     if op in _ALIKE:

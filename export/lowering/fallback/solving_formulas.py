@@ -36,12 +36,8 @@ def _solve_triangular(
 def _substituted(lower: Tensor, given: Tensor, is_unit: bool) -> Tensor:
     size = lower.shape[-1]
     if size == 1:
-        return given.expand(*_lead(lower, given), 1, given.shape[-1]) if is_unit else given / lower
+        return given * torch.ones_like(lower) if is_unit else given / lower
     half = size // 2
     first = _substituted(lower[..., :half, :half], given[..., :half, :], is_unit)
     rest = given[..., half:, :] - lower[..., half:, :half] @ first
     return torch.cat([first, _substituted(lower[..., half:, half:], rest, is_unit)], -2)
-
-
-def _lead(one: Tensor, other: Tensor) -> tuple[int, ...]:
-    return torch.broadcast_shapes(one.shape[:-2], other.shape[:-2])
