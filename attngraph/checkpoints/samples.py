@@ -16,11 +16,14 @@ from torch import Tensor
 from torch.export import Dim
 
 from attngraph.checkpoints.folder import Folder
+from attngraph.checkpoints.named import BESIDE, STEPS, axes_of
 from attngraph.checkpoints.tasks import Task
 from attngraph.errors import UsageError
 from attngraph.inference import inference
 
 _ROWS, _TOKENS, _CHOICES, _FRAMES, _SAMPLES, _SIDE = 2, 8, 3, 6, 4000, 224
+_LONGER = 4
+"""Times as many samples of sound, for heads that leave out most of what they hear."""
 _MAXIMA = (
     "max_position_embeddings",
     "n_positions",
@@ -111,21 +114,59 @@ class _Maker:
         """The samples that the model may take, the first that it does take to be kept.
 
         Of text and images a model may take other numbers (CLIP compares all with all), as many
-        (ViLT), or images only where tokens stand for them.
+        (ViLT), or images only where tokens stand for them. What has more than one form is tried in
+        each. Raises UsageError where nothing is known for an input.
         """
+        fault: UsageError | None = None
+        made = 0
+        for mains, apart in self._asked():
+            for form in range(max(self._forms(name) for name in mains)):
+                try:
+                    found = self._made(mains, apart=apart, form=form)
+                except UsageError as error:
+                    fault = fault or error
+                    continue
+                made += 1
+                yield found
+        if fault is not None and not made:
+            raise fault
+
+    def _asked(self) -> Iterator[tuple[list[str], bool]]:
+        """Names of inputs, beside which all are given that the model requires, and whether the rows
+        of one aren't those of the others."""
         mains = self.model.main_input_name
         mains = [mains] if isinstance(mains, str) else list(mains)
         if "input_ids" in self.taken and "pixel_values" in self.taken and self._sees():
             both = ["input_ids", "pixel_values"]
-            yield self._made(both, apart=True)
-            yield self._made(both)
-        yield self._made(mains, apart=len(mains) > 1)
+            yield both, True
+            yield both, False
+        yield mains, len(mains) > 1
+        if self._decodes():
+            yield [*mains, "decoder_input_ids"], False
+        if beside := [name for name in BESIDE if name in self.taken and name not in mains]:
+            yield [*mains, *beside], False
+        if {"input_ids", "input_features"} <= self.taken.keys() and mains == ["input_ids"]:
+            yield ["input_ids", "input_features"], True
+
+    def _decodes(self) -> bool:
+        """Whether it has a decoder of text, which may not begin by itself."""
+        is_known = "decoder_input_ids" in self.taken
+        return is_known and bool(getattr(self.config, "is_encoder_decoder", False))
+
+    def _forms(self, name: str) -> int:
+        """How many forms samples of an input may have, the likeliest first."""
+        match name:
+            case "pixel_values":
+                return 2 if isinstance(self._of_vision("num_frames"), int) else 1
+            case "input_values" | "input_features":
+                return 3
+        return 1
 
     def _sees(self) -> bool:
         """Whether the config is one of a model with eyes: some are configured without."""
         return any(self._of_vision(name) for name in _SIDES)
 
-    def _made(self, mains: Sequence[str], *, apart: bool = False) -> Samples:
+    def _made(self, mains: Sequence[str], *, apart: bool = False, form: int = 0) -> Samples:
         self.found = Samples()
         required = [
             name
@@ -134,30 +175,33 @@ class _Maker:
             and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         ]
         for name in dict.fromkeys((*mains, *required)):
-            self._add(name, apart)
+            self._add(name, apart, form)
         for name in ("use_cache", "use_mems"):
             if name in self.taken:
                 self.found.kwargs[name] = False
                 self.found.shapes[name] = None
         return self.found
 
-    def _add(self, name: str, apart: bool) -> None:
-        """An input; `apart` where its rows aren't those of the others."""
+    def _add(self, name: str, apart: bool, form: int) -> None:
+        """An input in one of its forms; `apart` where its rows aren't those of the others."""
         if name in self.found.kwargs:
             return
+        seen = ("image_batch", _ROWS + 1) if apart else ("batch", _ROWS)
         match name:
             case "input_ids":
                 self._text("text_batch" if apart else "batch")
             case "attention_mask" if "input_ids" in self.found.kwargs:
                 pass
-            case "pixel_values":
-                self._image(*(("image_batch", _ROWS + 1) if apart else ("batch", _ROWS)))
+            case "decoder_input_ids":
+                self._target()
+            case "pixel_values" | "pixel_values_videos":
+                self._image(name, *seen, of_frames=form == 1)
             case "input_values":
-                self._waveform()
+                self._waveform(form)
             case "input_features":
-                self._spectrogram()
+                self._spectrogram(*(("sound_batch", _ROWS + 1) if apart else seen), form)
             case _:
-                raise self._unknown(name)
+                self._by_config(name)
 
     def _unknown(self, name: str) -> UsageError:
         kind = type(self.model).__name__
@@ -189,6 +233,30 @@ class _Maker:
             corners = torch.randint(1, 500, (*shape, 2), generator=self.random)
             self.found.add("bbox", torch.cat([corners, corners + 100], -1), dims)
 
+    def _target(self) -> None:
+        """What a decoder of text has before it, beside what is encoded."""
+        most = getattr(self.config, "max_target_positions", None) or longest(self.model)
+        rows = len(next(iter(self.found.kwargs.values())))
+        dims = {1: Dim("decoder_seq", max=most)} | ({0: Dim("batch")} if rows > 1 else {})
+        self.found.add("decoder_input_ids", self._tokens((rows, _TOKENS - 2)), dims)
+
+    def _by_config(self, name: str) -> None:
+        """An input whose sizes the config has by names of its own."""
+        axes = axes_of(name, self.config)
+        if axes is None:
+            raise self._unknown(name)
+        sizes = [_FRAMES if size is STEPS else size for size in axes.sizes]
+        dims = {0: Dim("batch")} | {
+            axis + 1: Dim(axes.steps, max=axes.most)
+            for axis, size in enumerate(axes.sizes)
+            if size is STEPS and axes.steps
+        }
+        shape = (_ROWS, *sizes)
+        value = torch.rand(shape, generator=self.random)
+        if axes.below is not None:
+            value = torch.randint(axes.below, shape, generator=self.random)
+        self.found.add(name, value, dims)
+
     def _has_types(self) -> bool:
         """Whether the tokenizer gives token types, and the model has more than one."""
         several = max(getattr(self.config, "type_vocab_sizes", None) or [0])
@@ -214,15 +282,18 @@ class _Maker:
             ids[..., -1] = end
         return ids
 
-    def _image(self, batch_name: str, rows: int) -> None:
+    def _image(self, name: str, batch_name: str, rows: int, *, of_frames: bool) -> None:
         channels = self._of_vision("num_channels") or self._of_vision("in_channels") or 3
         height, width = self._size()
         shape: tuple[int, ...] = (rows, channels, height, width)
-        frames = self._of_vision("num_frames")
-        if isinstance(frames, int) and self.task is not None and "video" in self.task.name:
+        frames = self._of_vision("num_frames") or self._of_vision("frames_per_clip")
+        is_video = name.endswith("videos") or of_frames
+        if self.task is not None and "video" in self.task.name:
+            is_video = True
+        if isinstance(frames, int) and is_video:
             shape = (rows, frames, *shape[1:])
         image = torch.randn(shape, generator=self.random)
-        self.found.add("pixel_values", image, {0: Dim(batch_name)})
+        self.found.add(name, image, {0: Dim(batch_name)})
 
     def _size(self) -> tuple[int, int]:
         """(height, width) of an image as the model gets it."""
@@ -250,37 +321,62 @@ class _Maker:
                 return value
         return None
 
-    def _waveform(self) -> None:
-        """Samples (B, T), or frames of a spectrogram (B, frames, bins)."""
+    def _waveform(self, form: int) -> None:
+        """Samples (B, T), longer ones, or those of channels (B, C, T); or frames of a spectrogram
+        (B, frames, bins)."""
         bins, frames = (getattr(self.config, n, None) for n in ("num_mel_bins", "max_length"))
-        is_spectrogram = bins and frames and not hasattr(self.config, "conv_stride")
-        shape: tuple[Any, ...] = (_ROWS, frames, bins) if is_spectrogram else (_ROWS, _SAMPLES)
         dims: dict[int, Any] = {0: Dim("batch")}
-        if not is_spectrogram:
-            dims[1] = Dim("samples")
+        if bins and frames and not hasattr(self.config, "conv_stride"):
+            shape: tuple[int, ...] = (_ROWS, frames, bins)
+        else:
+            channels = (getattr(self.config, "audio_channels", None) or 1,) if form == 2 else ()
+            shape = (_ROWS, *channels, _SAMPLES * (_LONGER if form else 1))
+            dims[len(shape) - 1] = Dim("samples")
         self.found.add("input_values", torch.randn(shape, generator=self.random), dims)
 
-    def _spectrogram(self) -> None:
-        """Bins of frames (B, bins, frames), as Whisper's encoder takes, or (B, frames, bins)."""
-        bins = getattr(self.config, "num_mel_bins", None)
+    def _spectrogram(self, batch_name: str, rows: int, form: int) -> None:
+        """Bins of as many frames as the model has places for (B, bins, frames), as Whisper's
+        encoder takes; or frames (B, frames, bins), (B, bins, frames) or (B, 1, frames, bins)."""
+        bins = self._of_sound("num_mel_bins")
         places = getattr(self.config, "max_source_positions", None)
-        dims: dict[int, Any] = {0: Dim("batch")}
+        dims: dict[int, Any] = {0: Dim(batch_name)}
         if bins and places and not hasattr(self.config, "input_feat_per_channel"):
-            shape: tuple[int, ...] = (_ROWS, bins, 2 * places)
+            shape: tuple[int, ...] = (rows, bins, 2 * places)
         else:
             width = getattr(self.config, "input_feat_per_channel", None)
             width = width or getattr(self.config, "feature_projection_input_dim", None) or bins
             if not isinstance(width, int):
                 raise self._unknown("input_features")
-            shape = (_ROWS, 16 * _FRAMES, width)
-            dims[1] = Dim("frames")
+            frames = 16 * _FRAMES
+            shape = ((rows, frames, width), (rows, width, frames), (rows, 1, frames, width))[form]
+            if form == 2 and (whole := self._frames_of_sound(width)) is not None:
+                shape = (rows, 1, whole, width)
+            else:
+                dims[(1, 2, 2)[form]] = Dim("frames")
         self.found.add("input_features", torch.randn(shape, generator=self.random), dims)
-        if "attention_mask" in self.taken and 1 in dims:
+        if "attention_mask" in self.taken and dims.keys() == {0, 1}:
             self.found.add("attention_mask", torch.ones(shape[:2], dtype=torch.long), dims)
+
+    def _of_sound(self, name: str) -> Any:
+        """A setting of the config, or of its part that listens."""
+        parts = (self.config, *(getattr(self.config, n, None) for n in _SOUND))
+        return next((v for part in parts if (v := getattr(part, name, None)) is not None), None)
+
+    def _frames_of_sound(self, bins: int) -> int | None:
+        """Of a spectrogram that is laid out as an image of one size, the frames that are in it."""
+        side = self._of_sound("spec_size")
+        if not isinstance(side, int):
+            return None
+        settings = self.folder.optional("preprocessor_config.json")
+        most, hop = (settings.get(name) for name in ("nb_max_samples", "hop_length"))
+        if isinstance(most, int) and isinstance(hop, int) and hop > 0:
+            return most // hop + 1
+        return side * (side // bins)
 
 
 _VISION = ("vision_config", "image_config", "backbone_config", "encoder")
-_SIDES = ("image_size", "input_size")
+_SOUND = ("audio_config", "encoder_config")
+_SIDES = ("image_size", "input_size", "crop_size")
 """What configs call the height and width of an image."""
 
 

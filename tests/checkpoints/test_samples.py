@@ -265,3 +265,92 @@ def test_heads_that_read_the_end_of_text_compile(tmp_path: Path, kind: str) -> N
             expected = module(ids, attention_mask=torch.ones_like(ids)).logits
         found = optimized(ids, torch.ones_like(ids)).logits
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+_OF_CONFIG: dict[str, tuple[str, dict[str, Any], set[str], set[str]]] = {
+    "T5": (
+        "T5Model",
+        {"num_heads": 2, "num_layers": 1, "d_kv": 8, "d_ff": 16, "d_model": 16, "vocab_size": 40},
+        {"input_ids", "attention_mask", "decoder_input_ids"},
+        {"batch", "seq", "decoder_seq"},
+    ),
+    "DecisionTransformer": (
+        "DecisionTransformerModel",
+        {"n_layer": 1, "n_head": 2, "hidden_size": 16, "state_dim": 3, "act_dim": 2},
+        {"states", "actions", "rewards", "returns_to_go", "timesteps"},
+        {"batch", "steps"},
+    ),
+    "PatchTST": (
+        "PatchTSTForClassification",
+        {
+            **dict.fromkeys(("d_model", "ffn_dim"), 16),
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_input_channels": 3,
+            "context_length": 16,
+            "patch_length": 4,
+            "patch_stride": 4,
+            "num_targets": 2,
+        },
+        {"past_values"},
+        {"batch"},
+    ),
+    "VideoMAE": (
+        "VideoMAEModel",
+        {**_SMALL, "num_frames": 4, "image_size": 16, "patch_size": 8},
+        {"pixel_values"},
+        {"batch"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _OF_CONFIG)
+def test_what_a_model_needs_beside_its_main_input_follows_from_its_config(
+    tmp_path: Path, kind: str
+) -> None:
+    """A decoder's ids, the parts of a trajectory, the channels of a series, the frames of a video:
+    without them its folder failed as on wrong samples."""
+    import transformers
+
+    architecture, options, names, dims = _OF_CONFIG[kind]
+    torch.manual_seed(0)
+    module = getattr(transformers, architecture)(getattr(transformers, f"{kind}Config")(**options))
+    peaked(module).eval().save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    given = {name for name, each in loaded.kwargs.items() if isinstance(each, torch.Tensor)}
+    assert given == names
+    optimized = attngraph.optimize_checkpoint(tmp_path)
+    assert {str(s) for v in optimized.result.graph.inputs for s in v.shape} >= dims
+    inputs = {name: loaded.kwargs[name][:1] for name in names}  # another size than the sample's
+    with torch.no_grad():
+        expected = module(**inputs)
+    for name, found in optimized(**inputs).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_bins_are_those_of_the_part_that_listens_and_short_sounds_are_made_longer(
+    tmp_path: Path,
+) -> None:
+    from transformers import ParakeetCTCConfig, ParakeetForCTC, Wav2Vec2Config, Wav2Vec2ForXVector
+
+    encoder = {**_SMALL, "num_mel_bins": 16, "subsampling_conv_channels": 8}
+    config = ParakeetCTCConfig(encoder_config=encoder, vocab_size=20, pad_token_id=0)
+    ParakeetForCTC(config).save_pretrained(tmp_path / "frames")
+    assert load(tmp_path / "frames").kwargs["input_features"].shape == (2, 96, 16)
+    layers = {"conv_dim": (8, 8), "conv_kernel": (10, 3), "conv_stride": (40, 10)}
+    places = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
+    heads = {"tdnn_dim": (8, 8), "tdnn_kernel": (5, 7), "tdnn_dilation": (1, 1)}
+    config = Wav2Vec2Config(**_SMALL, **layers, **places, **heads, xvector_output_dim=8)
+    Wav2Vec2ForXVector(config).save_pretrained(tmp_path / "wave")
+    assert load(tmp_path / "wave").kwargs["input_values"].shape == (2, 16000)
+
+
+def test_a_series_of_which_the_config_says_less_is_refused(tmp_path: Path) -> None:
+    """Its values lie further back than context_length says, by lags, and come with their times."""
+    from transformers import TimeSeriesTransformerConfig, TimeSeriesTransformerModel
+
+    layers = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+    config = TimeSeriesTransformerConfig(prediction_length=4, context_length=8, **layers)
+    TimeSeriesTransformerModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="for whose input past_values attngraph has no samples"):
+        load(tmp_path)
