@@ -259,19 +259,22 @@ def _further(
         with contextlib.suppress(UsageError):
             if not _is_finite(check.references(made).eager):
                 continue
-            if _is_finite(_traced(captured.graph, made)):
+            traced = _traced(captured.graph, made)
+            if traced is None:
+                continue
+            if _is_finite(traced):
                 found.append(made)  # of what overflows no side is seen to be right
             elif _scale_of(made) <= _scale_of(captured.args):
                 return None  # where nothing overflows, what isn't a number is an error
     return found
 
 
-def _traced(graph: Graph, tensors: tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
-    """What a graph computes; NaN where it fails."""
+def _traced(graph: Graph, tensors: tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor] | None:
+    """What a graph computes; None where it fails."""
     try:
         return interpret(graph, tensors)
     except (IRError, RuntimeError, IndexError):
-        return [torch.tensor(torch.nan)]
+        return None
 
 
 def _is_finite(tensors: Sequence[torch.Tensor]) -> bool:
