@@ -76,11 +76,22 @@ def _by_two(x: Tensor) -> Tensor:
     return torch.cat(found, 1)
 
 
+def _with_new_axes(x: Tensor) -> Tensor:
+    """Axes that the tensor lacks, before a place and behind it; and a list that is added to."""
+    state, found = torch.zeros_like(x[:, :1]), []
+    sums = x.unflatten(1, (-1, SIZE)).sum(2)
+    for i in range(x.shape[1] // SIZE):
+        block = x[:, None, i * SIZE : (i + 1) * SIZE]
+        state, seen = _mixed(state, block.sum(1) + sums[..., i, None, :] * sums[:, None, i])
+        found += [seen]
+    return torch.cat(found, 1)
+
+
 def _listed(x: Tensor) -> Tensor:
     return torch.cat([x[:, at : at + SIZE].cumsum(1) for at in range(0, x.shape[1], SIZE)], 1)
 
 
-CODE = (_by_start, _by_number, _by_names, _by_two, _listed)
+CODE = (_by_start, _by_number, _by_names, _by_two, _with_new_axes, _listed)
 
 
 def _compiled(code: Callable[[Tensor], Tensor]) -> tuple[nn.Module, attngraph.Optimized]:

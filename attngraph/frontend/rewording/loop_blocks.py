@@ -44,7 +44,7 @@ class Blocks:
             match statement:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     if times[name] == 1 and name not in read and _is_arithmetic(value):
-                        self._known[name] = value
+                        self._known[name] = copy.deepcopy(value)
 
     def of(self, item: ast.expr) -> str:
         """A slice as `lambda step: (start, end, limit)`; "" where it is none of this step."""

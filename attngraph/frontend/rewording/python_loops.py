@@ -189,6 +189,7 @@ class _Body:
         self.rows: dict[str, Taken] = {}
         if any(isinstance(each, _LEAVES) for part in statements for each in ast.walk(part)):
             raise Unread
+        statements = [_appending(copy.deepcopy(statement)) for statement in statements]
         self.assigned = _names(statements, ast.Store)
         if index in self.assigned:
             raise Unread
@@ -196,7 +197,7 @@ class _Body:
         slices = _Slices(self)
         self.statements: list[ast.stmt] = []
         for statement in statements:
-            written = self._kept(copy.deepcopy(statement))
+            written = self._kept(statement)
             self.statements.append(slices.visit(written))
         self.statements = self._blocks.without_ends(self.statements, after)
         left = _names(self.statements, ast.Load)
@@ -259,20 +260,35 @@ class _Body:
         while isinstance(of, ast.Attribute):
             of = of.value
         is_known = isinstance(of, ast.Name) and of.id not in self.assigned
-        before = [ast.unparse(item) for item in items[: places[0]]] if places else []
+        new = [ast.unparse(item) == "None" for item in items]
         dots = [ast.unparse(item) == "..." for item in items]
-        if len(places) != 1 or not is_known or "None" in before or any(map(_is_list, items)):
+        if len(places) != 1 or not is_known or any(map(_is_list, items)):
             return None
-        axis = places[0] - len(items) if any(dots[: places[0]]) else places[0]
+        at = places[0]
+        axis = at - sum(new[:at])  # of the tensor, which lacks the new axes
+        if any(dots[:at]):
+            axis = at - len(items) + sum(new[at:])
         rest = [
-            ast.Slice() if at in blocks else item
-            for at, item in enumerate(items)
-            if at not in single
+            ast.Slice() if place in blocks else item
+            for place, item in enumerate(items)
+            if place not in single
         ]
         while rest and not any(dots) and ast.unparse(rest[-1]) == ":":  # counted from the start
             rest.pop()
         left = ast.Tuple(rest, ast.Load()) if rest else None
-        return Taken(ast.unparse(target.value), axis, blocks.get(places[0], "None")), left
+        return Taken(ast.unparse(target.value), axis, blocks.get(at, "None")), left
+
+
+def _appending(statement: ast.stmt) -> ast.stmt:
+    """`found += [value]` as `found.append(value)`."""
+    match statement:
+        case ast.AugAssign(target=ast.Name(), op=ast.Add(), value=ast.List(elts=[value])):
+            (made,) = _parsed(f"{ast.unparse(statement.target)}.append(None)", statement)
+            assert isinstance(made, ast.Expr)
+            assert isinstance(made.value, ast.Call)
+            made.value.args = [value]
+            return made
+    return statement
 
 
 def _is_list(item: ast.expr) -> bool:
