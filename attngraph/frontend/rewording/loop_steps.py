@@ -70,9 +70,14 @@ class Helpers:
 
     @staticmethod
     def is_open(bounds: Sequence[Any]) -> bool:
-        """Whether a loop over these goes up to a size, in steps of a number."""
-        if len(bounds) == 3 and (not isinstance(bounds[2], int) or bounds[2] < 1):
-            return False
+        """Whether a loop over these goes up to a size, in steps of a number that divide it.
+
+        Where the last block may be shorter, the code is run as it stands: that may be one block.
+        """
+        if len(bounds) == 3 and bounds[2] != 1:
+            start, stop, step = bounds
+            if not isinstance(step, int) or step < 1 or divide(_expr(stop - start), step) is None:
+                return False
         ends = bounds[:2]
         return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends)
 
@@ -253,7 +258,8 @@ class _Range:
         if self.step == 1:
             return torch.arange(self.start, self.stop)
         turns = torch.arange((self.stop - self.start) // self.step)
-        return turns * self.step + torch.as_tensor(self.start)
+        numbers: torch.Tensor = turns * self.step + self.start
+        return numbers
 
     def taken(self, of: Any, axis: int, block: Block | None) -> torch.Tensor:
         """The slices of all steps, (steps, …), in the tensor's own memory."""
