@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 
@@ -148,7 +149,8 @@ def pipeline(
         replace(item, apart_from=LARGE) if apart and isinstance(item, MergeProjections) else item
         for item in stages
     ]
-    # What no pass folds yet can still be read exactly, of a body as of the graph around it.
-    read = next(at for at, item in enumerate(stages) if item.name == CLEAN[1])
-    before = [LoopBodies(tuple(in_loops[:read])), *stages[:read]]
-    return [*before, LoopBodies(tuple(in_loops)), *stages[read:]]
+    # A loop is read as a whole before its body is folded: a power that was rounded to a constant
+    # no longer equals the formula.
+    reading = [*takewhile(lambda item: item.name != "constant-fold", stages)]
+    rest = stages[len(reading) :]
+    return [LoopBodies(tuple(reading)), *reading, LoopBodies(tuple(in_loops)), *rest]

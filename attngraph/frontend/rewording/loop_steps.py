@@ -271,7 +271,8 @@ class _Range:
         following, last, _ = block(self.start + self.step)
         size = end - begin
         is_one = _is_equal(following, end) and _is_equal(last - following, size)
-        if not isinstance(size, int) or size < 1 or not is_one:
+        is_from_end = isinstance(begin, int) and begin < 0  # as Python counts
+        if not isinstance(size, int) or size < 1 or not is_one or is_from_end:
             raise Unread("blocks that aren't one behind the other")
         if limit is not None and not _is_equal(limit, of.shape[axis]):
             raise Unread("blocks that end before the tensor does")
