@@ -7,7 +7,6 @@ checkpoint's.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,30 +15,11 @@ from typing import Any
 
 import torch
 
+from attngraph.checkpoints.adapter_settings import require_target, scale_of
+from attngraph.checkpoints.folder import Adapter
 from attngraph.errors import LoadError
 
 _PREFIX = "base_model.model."
-_KNOWN = frozenset(
-    (
-        *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
-        *("revision", "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha"),
-        *("lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save"),
-        *("layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"),
-        *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-        *("megatron_core", "qalora_group_size", "runtime_config", "ensure_weight_tying"),
-        *("use_dora", "lora_bias", "trainable_token_indices"),
-    )
-)
-"""Settings that leave the formula as it is, or that are read here."""
-_OF_PROMPTS = frozenset(
-    (
-        *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"),
-        *("ADAPTION_PROMPT", "CPT", "CARTRIDGE"),
-    )
-)
-_KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
-"""What A and B may begin as; any other way changes W too, which peft does again as it loads."""
-_MOST_REPEATS = 3
 _LENGTHS, _SHIFT = "magnitude_vector", "B.bias"
 _FACTORS = re.compile(rf"(.+)\.lora_(?:embedding_)?(A|B|B\.bias|{_LENGTHS})(?:\.weight)?")
 _ROWS = re.compile(r"(.+)\.token_adapter\.trainable_tokens_delta")
@@ -49,12 +29,13 @@ _ROWS = re.compile(r"(.+)\.token_adapter\.trainable_tokens_delta")
 class Adapted:
     """What an adapter has: the `factors` of each module that it adapts, by A and B, the `rows` of
     tables that were trained one by one, and `whole` weights, heads and biases, that take others'
-    places.
+    places. Those of `copies` are of modules that were copied to be trained.
     """
 
     factors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: dict[str, torch.Tensor] = field(default_factory=dict)
+    copies: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> set[str]:
@@ -62,13 +43,23 @@ class Adapted:
         return {*self.factors, *self.rows}
 
 
-def split(weights: Mapping[str, torch.Tensor]) -> Adapted:
-    """The weights of an adapter's file by what is done with them."""
+def split(adapter: Adapter, weights: Mapping[str, torch.Tensor]) -> Adapted:
+    """The weights of an adapter's file by what is done with them.
+
+    Raises LoadError where the file has one of them twice.
+    """
     adapted = Adapted()
+    saved = adapter.settings.get("modules_to_save") or ()
     for name, tensor in weights.items():
         inside = name.removeprefix(_PREFIX)
         if found := _FACTORS.fullmatch(inside):
-            adapted.factors.setdefault(found[1], {})[found[2]] = tensor
+            factors = adapted.factors.setdefault(found[1], {})
+            if found[2] in factors:
+                raise LoadError(
+                    f"{adapter.path} holds {found[2]} of {found[1]} under two names (one is "
+                    f"{name}): save the adapter again."
+                )
+            factors[found[2]] = tensor
         elif found := _ROWS.fullmatch(inside):
             adapted.rows[found[1]] = tensor
         elif ".original_module." not in inside:
@@ -77,72 +68,74 @@ def split(weights: Mapping[str, torch.Tensor]) -> Adapted:
                 adapted.whole.setdefault(trained, tensor)
             else:
                 adapted.whole[plain] = tensor
+            if trained != plain or any(_is_part_of(trained, module) for module in saved):
+                adapted.copies.add(trained)
     return adapted
 
 
-def require_plain(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raises LoadError for an adapter of another kind than LoRA in its plain form."""
-    kind, begins = settings.get("peft_type"), settings.get("init_lora_weights")
-    if kind in _OF_PROMPTS:
-        base = settings.get("base_model_name_or_path")
-        raise LoadError(
-            f"{path} is an adapter of the kind {kind}, which adds to prompts and can't be merged "
-            f"into weights: give the folder of its base ({base}) to have that alone."
-        )
-    others = [f"with {name}" for name, value in settings.items() if value and name not in _KNOWN]
-    if begins not in _KEEPS_BASE:
-        others.append(f"that changes its base first (init_lora_weights {begins!r})")
-    if kind != "LORA" or others:
-        what = f"LoRA {others[0]}" if kind == "LORA" else f"of the kind {kind}"
-        raise LoadError(
-            f"{path} is an adapter {what}, which isn't merged here: merge it with peft "
-            "(merge_and_unload(), then save_pretrained) and give the folder of the result."
-        )
+def _is_part_of(name: str, module: object) -> bool:
+    """Whether a weight is of a module whose name ends so; peft asks for no dot before it."""
+    parts = name.split(".")
+    owners = (".".join(parts[:count]) for count in range(1, len(parts)))
+    return any(owner.endswith(str(module)) for owner in owners)
 
 
-def of_ties(
-    module: torch.nn.Module, whole: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    """Those of the `whole` weights that take the place of one name of a tied weight and not of all.
+def covered(module: torch.nn.Module, adapted: Adapted, settings: Mapping[str, Any]) -> set[str]:
+    """The names of weights of which `merge` leaves nothing: the base needn't have them."""
+    places = _places(module, adapted, settings)
+    found = {name for names in places.values() for name in names}
+    return {name for name in found if {name, *_tied_to(module, name)} <= found}
 
-    peft replaces the one module and leaves what was tied to it as it was, unless it is told to
-    keep ties.
+
+def _places(
+    module: torch.nn.Module, adapted: Adapted, settings: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """The names of the weights that each of the `whole` ones takes the place of.
+
+    peft reads a weight into its place, which is that of all that are tied to it; but a module that
+    it copied to train it has no ties, unless it is told to keep them.
     """
-    names: dict[int, set[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), set()).add(name)
-    if settings.get("ensure_weight_tying"):
-        return {}
-    parts = (tied for tied in names.values() if not tied <= whole.keys())
-    return {name: whole[name] for tied in parts for name in tied & whole.keys()}
+    own = module.state_dict()
+    found: dict[str, list[str]] = {}
+    for name in adapted.whole:
+        keeps_ties = name not in adapted.copies or settings.get("ensure_weight_tying")
+        tied = _tied_to(module, name) if name in own and keeps_ties else []
+        found[name] = [name, *(other for other in tied if other not in adapted.copies)]
+    return found
 
 
 def merge(
-    module: torch.nn.Module,
-    adapted: Adapted,
-    apart: Mapping[str, torch.Tensor],
-    settings: Mapping[str, Any],
-    path: Path,
+    module: torch.nn.Module, adapted: Adapted, settings: Mapping[str, Any], path: Path
 ) -> None:
-    """Merges an adapter into the module, which has its `whole` weights already but for `apart`.
+    """Merges an adapter into the module, which has the weights of its base.
 
     A weight is changed in its own module; what was tied to it keeps the base's, but for rows of
-    tables. A mapped file isn't written to. Raises LoadError that names a weight of the adapter
-    without a place in the module.
+    tables and where `_places` says otherwise. A mapped file isn't written to. Raises LoadError that
+    names a weight of the adapter without a place in the module.
     """
     if not adapted.names and not adapted.whole:
         raise LoadError(f"{path} holds an adapter without weights: save it again.")
-    own = module.state_dict(keep_vars=True)
+    own = module.state_dict()
     if lost := next((name for name in adapted.whole if name not in own), None):
         raise LoadError(
             f"{path} holds {lost}, which {type(module).__name__} doesn't have: merge it with peft "
             "(merge_and_unload(), then save_pretrained) and give the folder of the result."
         )
-    for name, tensor in apart.items():
+    taken: dict[str, str] = {}
+    for name, places in _places(module, adapted, settings).items():
+        tensor = adapted.whole[name]
         if tensor.shape != own[name].shape:
             raise _misfit(path, name, tensor.shape, own[name].shape)
-        _replace(module, [name], tensor.to(own[name].dtype))
+        other = next((taken[place] for place in places if place in taken), name)
+        if not torch.equal(adapted.whole[other], tensor):
+            raise LoadError(
+                f"{path} holds other numbers for {name} than for {other}, and both are one weight: "
+                "save the adapter again."
+            )
+        taken.update(dict.fromkeys(places, name))
+        _replace(module, places, tensor.to(own[name].dtype))
     for name, parts in adapted.factors.items():
+        require_target(name, settings, path)
         _replace(module, [f"{name}.weight"], _merged(module, name, parts, settings, path))
     adapted_too = {f"{name}.weight" for name in adapted.names}
     for name, rows in adapted.rows.items():
@@ -173,7 +166,7 @@ def _merged(
             f"{path} adapts {name} by factors of shapes {tuple(down.shape)} and "
             f"{tuple(up.shape)}, which aren't those of a linear: merge it with peft."
         )
-    scale = _scale(name, down.shape[0], settings, path)
+    scale = scale_of(name, down.shape[0], settings, path)
     delta = up @ down * scale
     # an embedding and GPT-2's Conv1D keep (in, out)
     owner: Any = module.get_submodule(name)
@@ -217,39 +210,6 @@ def _with_rows(
     return parameter.detach().index_copy(0, torch.tensor(places), rows.to(parameter.dtype))
 
 
-def _scale(name: str, rank: int, settings: Mapping[str, Any], path: Path) -> float:
-    """α / r, or α / √r of rank-stabilised LoRA (Kalajdzievski 2023); α may have its own pattern."""
-    alpha = settings.get("lora_alpha", 8)
-    patterns = settings.get("alpha_pattern") or {}
-    for pattern in patterns if isinstance(patterns, dict) else ():
-        if _fits(pattern, name, path):
-            alpha = patterns[pattern]
-            break
-    if not isinstance(alpha, (int, float)) or not rank:
-        raise LoadError(
-            f"{path} scales {name} by {str(alpha)[:40]!r} / {rank}: save the adapter again."
-        )
-    return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-
-
-def _fits(pattern: str, name: str, path: Path) -> bool:
-    """Whether a pattern of a stranger is of this name. Raises LoadError where to find out could
-    take for ever: in the time that Python takes, repeats within repeats are exponents, and one
-    after another they are factors.
-    """
-    plain = re.sub(r"\[[^\]]*\]|\\\D", "c", pattern).replace("(?:", "(")
-    repeats = len(re.findall(r"[*+?{]", plain))
-    if repeats > _MOST_REPEATS or re.search(r"\)[*+?{]|\(\?|\\", plain):
-        raise LoadError(
-            f"{path} has the pattern {pattern[:40]!r}, which repeats more than the name of a layer "
-            "does: name the layers, or merge the adapter with peft."
-        )
-    try:
-        return re.fullmatch(rf"(?:.*\.)?(?:{pattern})", name) is not None
-    except re.error as error:
-        raise LoadError(f"{path} has the pattern {pattern[:40]!r}: {error}.") from error
-
-
 def _parameter(module: torch.nn.Module, name: str, path: Path) -> torch.nn.Parameter:
     try:
         return module.get_parameter(name)
@@ -261,15 +221,16 @@ def _parameter(module: torch.nn.Module, name: str, path: Path) -> torch.nn.Param
 
 
 def _tied_to(module: torch.nn.Module, name: str) -> list[str]:
-    """The other names of a parameter."""
-    own = module.get_parameter(name)
-    every = module.named_parameters(remove_duplicate=False)
-    return [other for other, parameter in every if parameter is own and other != name]
+    """The other names of a parameter; a buffer has none."""
+    every = dict(module.named_parameters(remove_duplicate=False))
+    own = every.get(name)
+    return [other for other, each in every.items() if each is own and other != name]
 
 
 def _replace(module: torch.nn.Module, names: Sequence[str], new: torch.Tensor) -> None:
     """In the modules that have it by these names: others, tied to it, keep what they have."""
-    made = torch.nn.Parameter(new, module.get_parameter(names[0]).requires_grad)
+    before = dict(module.named_parameters(remove_duplicate=False)).get(names[0])
+    made = new if before is None else torch.nn.Parameter(new, before.requires_grad)
     for name in names:
         owner, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(owner), leaf, made)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -123,21 +123,23 @@ def pretrained(
     folder: Folder,
     kind: Any,
     weights: Mapping[str, torch.Tensor],
+    given: Collection[str] = (),
     *,
     trust_code: bool = False,
 ) -> tuple[torch.nn.Module, list[str]]:
     """The model in eval mode, with these weights; and sentences on what was done with them.
 
-    Quantized ones stay in their codes where a kernel has those, and no adapter is added to them.
-    Raises LoadError that names the first few parameters which the files lack.
+    Those `given` afterwards, by their names in the model, may be missing. Quantized ones stay in
+    their codes where a kernel has those, and no adapter is added to them. Raises LoadError that
+    names the first few parameters which the files lack.
     """
     config = _config(folder, kind, trust_code=trust_code)
     if folder.scheme is None:
-        return _loaded(folder, kind, config, weights)
+        return _loaded(folder, kind, config, weights, given)
     plain = dict(weights)
     stored = take_stored(folder.scheme, plain)
     if not stored:
-        module, notes = _loaded(folder, kind, config, plain)
+        module, notes = _loaded(folder, kind, config, plain, given)
         said = f"The settings say {folder.scheme.method}, and the weights are plain numbers."
         return module, [*notes, said]
     floats = [data.dtype for data in plain.values() if data.is_floating_point()]
@@ -151,23 +153,27 @@ def pretrained(
         for each in (config, config.get_text_config()):  # in codes, it isn't the embedding
             each.tie_word_embeddings = False
     sideways = [name for name, part in parts.items() if type(part).__name__ == "Conv1D"]
-    module, notes = _loaded(folder, kind, config, {**plain, **held.names(sideways)})
+    module, notes = _loaded(folder, kind, config, {**plain, **held.names(sideways)}, given)
     if unused := held.unused(module):
         held.spell_out(unused)
-        module, notes = _loaded(folder, kind, config, {**plain, **held.names(sideways)})
+        module, notes = _loaded(folder, kind, config, {**plain, **held.names(sideways)}, given)
     return module, [*notes, *held.put(module)]
 
 
 def _loaded(
-    folder: Folder, kind: Any, config: Any, weights: Mapping[str, torch.Tensor]
+    folder: Folder,
+    kind: Any,
+    config: Any,
+    weights: Mapping[str, torch.Tensor],
+    given: Collection[str],
 ) -> tuple[torch.nn.Module, list[str]]:
     faults: list[str] = []
     for prefix in ("", *shared_prefixes(weights)):
         named = {name.removeprefix(prefix): weight for name, weight in weights.items()}
         notes = []
-        module, info, fault = _filled(folder, kind, config, named)
+        module, info, fault = _filled(folder, kind, config, named, given)
         if module is None and _POOLER in fault and _POOLING in inspect.signature(kind).parameters:
-            module, info, _ = _filled(folder, kind, config, named, **{_POOLING: False})
+            module, info, _ = _filled(folder, kind, config, named, given, **{_POOLING: False})
             notes.append("The checkpoint has no pooler, so there is no pooler_output.")
         if module is None:
             faults.append(fault)
@@ -210,7 +216,12 @@ def _rounded(module: Any, weights: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _filled(
-    folder: Folder, kind: Any, config: Any, weights: Mapping[str, torch.Tensor], **options: bool
+    folder: Folder,
+    kind: Any,
+    config: Any,
+    weights: Mapping[str, torch.Tensor],
+    given: Collection[str],
+    **options: bool,
 ) -> tuple[Any, Mapping[str, Any], str]:
     """(module, transformers' account of the loading, ""), or (None, {}, what is wrong)."""
     try:
@@ -229,11 +240,12 @@ def _filled(
         raise
     except Exception as error:
         return None, {}, f"{reason_of(error)}{_said(folder)}"
-    if missing := sorted(info["missing_keys"]):
+    if missing := sorted(info["missing_keys"] - set(given)):
         return None, {}, f"{len(missing)} of its weights are in no file ({_first(missing)})"
     odd = [
         f"{name} is {tuple(found)} in the file and {tuple(wanted)} in the model"
         for name, found, wanted in sorted(info["mismatched_keys"])
+        if name not in given
     ]
     if odd:
         return None, {}, f"{len(odd)} of its weights have another shape ({_first(odd)})"

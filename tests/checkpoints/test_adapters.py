@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from attngraph.deployment.folder import OutputFolder
 from attngraph.deployment.kept import kept_files
@@ -20,6 +20,7 @@ from tests.checkpoints.models import made, saved
 _QUERY = "bert.encoder.layer.0.attention.self.query"
 _EMBEDDED = "bert.embeddings.word_embeddings"
 _RANK, _ALPHA = 3, 7
+_FILE = "model.safetensors"
 
 
 def _adapter(path: Path, base: str, weights: dict[str, torch.Tensor], **settings: Any) -> Path:
@@ -76,6 +77,23 @@ def test_factors_are_merged_and_heads_replaced(
     assert torch.equal(again.get_parameter(query), own.get_parameter(query))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["value", "query"], "layers_to_transform": [0, 3]},
+        {"target_modules": ["query"], "layers_to_transform": 0, "layers_pattern": ["layer"]},
+        {"target_modules": [_QUERY], "layers_to_transform": [7]},  # named whole, layers or not
+        {"target_modules": r".*\.query", "layers_to_transform": [7]},
+        {"target_modules": ["query"], "exclude_modules": ["ery"], "rank_pattern": {"ery": 2}},
+    ],
+)
+def test_what_the_settings_name_is_merged(
+    base: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    loaded = load(_adapter(tmp_path / "adapter", str(base), _factors(_QUERY), **settings))
+    assert any("merged into 1 weights" in note for note in loaded.notes)
+
+
 def test_an_embedding_is_adapted_along_its_rows(base: Path, tmp_path: Path) -> None:
     weights = _factors(_EMBEDDED, wide=90, kind="lora_embedding")
     module = load(_adapter(tmp_path / "adapter", str(base), weights)).module
@@ -88,9 +106,11 @@ def test_an_embedding_is_adapted_along_its_rows(base: Path, tmp_path: Path) -> N
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 
 
-@pytest.mark.parametrize("trained", ["factors", "whole", "both", "tied"])
+@pytest.mark.parametrize("trained", ["factors", "whole", "both", "tied", "in place"])
 def test_what_is_tied_to_an_adapted_weight_stays_as_it_was(tmp_path: Path, trained: str) -> None:
-    """As in peft, which adapts one module, unless it is told to keep ties."""
+    """As in peft, which adapts one module or a copy of it, unless it is told to keep ties. What it
+    reads into a module that it didn't copy is that of the ties too.
+    """
     base = saved(tmp_path / "llama", "llama")
     new = torch.randn(90, 32)
     weights = {
@@ -98,17 +118,36 @@ def test_what_is_tied_to_an_adapted_weight_stays_as_it_was(tmp_path: Path, train
         "whole": {f"{_TABLE}.weight": new},
         "both": {f"{_TABLE}.weight": new, f"{_HEAD}.weight": new + 1},
         "tied": {f"{_TABLE}.weight": new},
+        "in place": {f"{_TABLE}.weight": new},
     }[trained]
-    settings = {"task_type": "CAUSAL_LM", "ensure_weight_tying": trained == "tied"}
+    copied = {"whole": ["embed_tokens"], "both": ["lm_head", "embed_tokens"]}
+    settings = {
+        "task_type": "CAUSAL_LM",
+        "ensure_weight_tying": trained == "tied",
+        "modules_to_save": copied.get(trained),
+    }
     module = load(_adapter(tmp_path / "adapter", str(base), weights, **settings)).module
     assert module is not None
     before = made("llama").get_parameter(f"{_TABLE}.weight")
     if trained == "factors":
         up, down = (weights[f"{_TABLE}.lora_embedding_{part}"] for part in "BA")
         new = before + (up @ down).T * _ALPHA / _RANK
-    head = {"both": new + 1, "tied": new}.get(trained, before)
+    head = {"both": new + 1, "tied": new, "in place": new}.get(trained, before)
     torch.testing.assert_close(module.get_parameter(f"{_TABLE}.weight"), new)
     torch.testing.assert_close(module.get_parameter(f"{_HEAD}.weight"), head)
+
+
+def test_a_base_may_have_other_names_in_its_file_than_in_its_class(tmp_path: Path) -> None:
+    """Which transformers turns into those; an adapter has those of the class."""
+    base, name = saved(tmp_path / "bert", "bert"), "bert.embeddings.LayerNorm.bias"
+    old = {n.replace(name, f"{name[:-4]}beta"): t for n, t in load_file(base / _FILE).items()}
+    assert f"{name[:-4]}beta" in old
+    save_file(old, base / _FILE, metadata={"format": "pt"})
+    new = torch.randn(32)
+    path = _adapter(tmp_path / "adapter", str(base), {**_factors(_QUERY), name: new}, bias="all")
+    module = load(path).module
+    assert module is not None
+    torch.testing.assert_close(module.get_parameter(name), new, check_device=False)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -179,6 +218,13 @@ def test_tokens_that_were_added_are_in_the_table_and_the_config(tmp_path: Path) 
     assert loaded.settings["vocab_size"] == 93
 
 
+def test_one_weight_has_no_two_values(tmp_path: Path) -> None:
+    base, new = saved(tmp_path / "llama", "llama"), torch.randn(90, 32)
+    given = {f"{_TABLE}.weight": new, f"{_HEAD}.weight": new + 1}
+    with pytest.raises(LoadError, match=r"for model.embed.* than for lm_head.*are one weight"):
+        load(_adapter(tmp_path / "adapter", str(base), given, task_type="CAUSAL_LM"))
+
+
 def test_a_head_has_labels_of_its_own(base: Path, tmp_path: Path) -> None:
     head = {"classifier.weight": torch.randn(5, 32), "classifier.bias": torch.randn(5)}
     loaded = load(_adapter(tmp_path / "adapter", str(base), {**_factors(_QUERY), **head}))
@@ -239,6 +285,21 @@ def test_the_output_has_the_files_of_both(base: Path, tmp_path: Path) -> None:
             "has A of .*, and its settings are for A, B",
         ),
         ({}, {f"{_QUERY}.lora_magnitude_vector": torch.ones(32)}, "has magnitude_vector of"),
+        ({"r": 4}, {}, "says the rank 4 for .*query, and its factors have 3"),
+        ({"rank_pattern": {"query": 2}}, {}, "says the rank 2 for .*query, and its factors have 3"),
+        ({"target_modules": ["value"]}, {}, "holds factors of .*query, which its settings leave"),
+        ({"exclude_modules": ["self.query"]}, {}, "holds factors of .*query, which its settings"),
+        ({"layers_to_transform": [1]}, {}, "holds factors of .*query, which its settings leave"),
+        (
+            {"layers_to_transform": 0, "layers_pattern": "blocks"},
+            {},
+            "holds factors of .*query, which its settings leave",
+        ),
+        (
+            {},
+            {**_factors(_QUERY), f"{_QUERY}.lora_embedding_A": torch.ones(3, 32)},
+            "holds A of .*query under two names",
+        ),
     ],
 )
 def test_what_cannot_be_merged_is_refused(

@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from attngraph.checkpoints.adapters import Adapted, merge, of_ties, require_plain, split
+from attngraph.checkpoints.adapter_settings import require_plain
+from attngraph.checkpoints.adapters import Adapted, covered, merge, split
 from attngraph.checkpoints.classes import class_of, pretrained, unfilled
 from attngraph.checkpoints.folder import Folder, pickled
 from attngraph.checkpoints.resized import resized, said_otherwise
@@ -123,17 +124,16 @@ def _from_folder(
     if samples and found is not None:
         _refuse_mixed(folder, kind, found, trust_code=trust_code)
     weights = _read_shards(folder.weights, folder.listed, trust_pickle=trust_pickle)
-    adapted = Adapted()
+    adapted, given = Adapted(), set[str]()
     if adapter is not None:
-        adapted = split(_read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
+        adapted = split(adapter, _read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
         folder = resized(folder, kind, adapted.whole, trust_code=trust_code)
-    module, notes = pretrained(folder, kind, weights | adapted.whole, trust_code=trust_code)
+    if adapter is not None and adapted.whole:
+        given = covered(unfilled(folder, kind, trust_code=trust_code), adapted, adapter.settings)
+    module, notes = pretrained(folder, kind, weights, given, trust_code=trust_code)
     source, settings = str(folder.path), dict[str, Any]()
     if adapter is not None:
-        if apart := of_ties(module, adapted.whole, adapter.settings):
-            rest = {name: data for name, data in adapted.whole.items() if name not in apart}
-            module, notes = pretrained(folder, kind, weights | rest, trust_code=trust_code)
-        merge(module, adapted, apart, adapter.settings, adapter.path)
+        merge(module, adapted, adapter.settings, adapter.path)
         source, settings = str(adapter.path), said_otherwise(folder, module)
         told = f"{len(adapted.names)} weights of {folder.path}"
         notes.append(f"The adapter {adapter.path} was merged into {told}.")
