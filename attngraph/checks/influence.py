@@ -38,7 +38,7 @@ class Influence:
 def influence(module: torch.nn.Module, names: Sequence[str], calls: Sequence[Call]) -> Influence:
     """The influence of the parameters with these names, on any of these inputs."""
     parameters = dict(module.named_parameters())
-    left = [name for name in names if parameters[name].is_floating_point()]
+    left = [name for name in names if _is_number(parameters[name])]
     found = Influence(unknown=[name for name in names if name not in set(left)])
     if isinstance(module, torch.jit.ScriptModule):
         return Influence(
@@ -66,6 +66,10 @@ def influence(module: torch.nn.Module, names: Sequence[str], calls: Sequence[Cal
     return found
 
 
+def _is_number(parameter: torch.Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
+
+
 def _with_gradient(
     module: torch.nn.Module,
     parameters: Mapping[str, torch.nn.Parameter],
@@ -79,7 +83,8 @@ def _with_gradient(
         outputs = _tensors(_run(module, leaves, call))
         terms = [
             (each * torch.randn(each.shape, generator=random).to(each)).sum()
-            for each in outputs
+            for output in outputs
+            for each in [torch.view_as_real(output) if output.is_complex() else output]
             if each.requires_grad and each.is_floating_point()
         ]
         if not terms:

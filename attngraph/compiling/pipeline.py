@@ -28,6 +28,7 @@ from attngraph.passes.weights.merge_projections import MergeProjections
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
+    "pair-loops",
     "split-complex",
     "canonicalize",
     "cse",
@@ -150,7 +151,8 @@ def pipeline(
         for item in stages
     ]
     # A loop is read as a whole before its body is folded: a power that was rounded to a constant
-    # no longer equals the formula.
-    reading = [*takewhile(lambda item: item.name != "constant-fold", stages)]
-    rest = stages[len(reading) :]
-    return [LoopBodies(tuple(reading)), *reading, LoopBodies(tuple(in_loops)), *rest]
+    # no longer equals the formula. What a body takes and gives is real by then.
+    pairing, *reading = takewhile(lambda item: item.name != "constant-fold", stages)
+    rest = stages[1 + len(reading) :]
+    first, second = LoopBodies((pairing, *reading)), LoopBodies(tuple(in_loops))
+    return [pairing, first, *reading, second, *rest]

@@ -20,6 +20,7 @@ from attngraph.ir.types import DTYPES, ScalarType, TensorType, Type
 
 _NAME = r"%[\w.$/-]+"
 _COMPARED = re.compile(r"[<>=]| and | or |\bnot ")
+_COMPLEX = re.compile(r"[-+.\w]*(\d|inf|nan)j")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _DIM = re.compile(r"dim (\w+) = (\d+) in (-?\d+)\.\.(\d*)$")
 _VALUE = re.compile(rf"(input|parameter) ({_NAME}) : (.+)$")
@@ -66,7 +67,8 @@ def parse_attr(text: str) -> Any:
         return [parse_attr(item) for item in split_top(text[1:-1])]
     if text.startswith('"'):
         return json.loads(text)
-    for number in (int, float):
+    numbers = (complex,) if _COMPLEX.fullmatch(text) else (int, float)
+    for number in numbers:
         try:
             return number(text)
         except ValueError:

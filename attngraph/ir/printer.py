@@ -24,6 +24,8 @@ def format_attr(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, complex):
+        return repr(value).strip("()")
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, torch.dtype):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from attngraph.analysis.values.complex_parts import Splittable, is_complex
 from attngraph.analysis.values.denormals import KEPT_KEY, denormal_at
 from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.kernels import Choice, choose_all
@@ -219,15 +220,16 @@ def _tokens_held(context: LoweringContext, buffers: Buffers) -> ir.Value:
     return context.op("Sub", total, new)
 
 
-def _advice(node: Node) -> str:
+def _advice(context: LoweringContext, node: Node) -> str:
     """What helps against an op that has no lowering, behind the sentence that says so."""
-    if node.op in RANDOM:
-        return ""
-    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    if any(isinstance(value.type, TensorType) and value.dtype.is_complex for value in values):
+    if node.op in RANDOM or any(isinstance(each, Graph) for each in node.attrs.values()):
+        return ""  # of a region, what its own op says
+    if any(map(is_complex, (*node.inputs, *node.outputs))):
+        found = Splittable(lambda transform: False).in_the_way(context.graph)
+        what = f"{found.op} at {found.loc}" if found is not None else "One of the operators there"
         return (
-            " Of the operators on complex numbers from there to the next real ones, one has no "
-            "form on their parts: write these on z.real and z.imag."
+            f" {what} has no form on the real and the imaginary parts of complex numbers: write it "
+            "on z.real and z.imag."
         )
     return f" Register a lowering with @attngraph.export.register_lowering({node.op!r})."
 
@@ -254,7 +256,7 @@ def _lower_node(context: LoweringContext, node: Node) -> None:
         reason = str(error) if isinstance(error, AttngraphError) else _without_form(node, error)
         raise LoweringError(
             f"{node.op} at {node.loc} can't be lowered to ONNX: {reason.rstrip('.')}."
-            f"{_advice(node)}"
+            f"{_advice(context, node)}"
         ) from error
     created = {value for made in context.nodes[first:] for value in made.outputs}
     for value, result in zip(node.outputs, results, strict=False):

@@ -11,28 +11,23 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
+from attngraph.analysis.values.complex_parts import (
+    CONJUGATES,
+    ON_BOTH,
+    POWER,
+    QUOTIENTS,
+    REST,
+    TO_REALS,
+    Splittable,
+    is_complex,
+    is_product,
+    scalar_of,
+)
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import (
-    ADDITIVE,
-    CHOICE,
-    FOURIER,
-    INDEX,
-    JOIN,
-    LAYOUT,
-    MATMUL,
-    MEAN,
-    NEGATION,
-    PAD,
-    ROLL,
-    SCALE,
-    SCATTER,
-    SHIFT,
-    SUM,
-    TRIANGLE,
-)
+from attngraph.ir.traits import ADDITIVE, FOURIER, SHIFT
 from attngraph.passes.canonical.fourier import Parts, Transform, read_transform
 from attngraph.passes.canonical.signals import spell_out_signals
 from attngraph.passes.canonical.value_forms import FILLS, filled
@@ -40,21 +35,6 @@ from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 
 Pair: TypeAlias = tuple[Value, Value]
-
-_WRITES = SCATTER | CHOICE
-"""Numbers of one operand or another, by place: their other operands say which."""
-_ON_BOTH = LAYOUT | JOIN | INDEX | ROLL | SUM | MEAN | SCALE | NEGATION | PAD | TRIANGLE | _WRITES
-"""Ops that do the same to the real and to the imaginary part, and nothing between them.
-
-What they put in place of a number has to be complex itself, or zero.
-"""
-_CONJUGATES = frozenset(["aten._conj", "aten.conj", "aten.conj_physical"])
-_REST = "aten.rsub.Scalar"
-_QUOTIENTS = frozenset(["aten.div.Tensor", "aten.reciprocal"])
-_POWER, _MOST_FACTORS = "aten.pow.Tensor_Scalar", 8
-_BY_FORMULA = frozenset(["aten._to_copy", "aten.exp"]) | _CONJUGATES | _QUOTIENTS
-_FROM_REALS = frozenset(["aten.complex", "aten.polar", "aten.view_as_complex"])
-_TO_REALS = frozenset(["aten.abs", "aten.angle", "aten.imag", "aten.real", "aten.view_as_real"])
 
 
 @register
@@ -73,11 +53,11 @@ class SplitComplex:
         spell_out_signals(graph, checked)
         parts = _Parts(graph)
         for node in list(graph):
-            if node.op not in _TO_REALS and node.op not in FOURIER:
+            if node.op not in TO_REALS and node.op not in FOURIER:
                 continue
-            if not _is_complex(source := node.inputs[0]):
+            if not is_complex(source := node.inputs[0]):
                 continue
-            if _is_complex(node.output):
+            if is_complex(node.output):
                 continue
             assert source is not None
             is_read = node.output.uses or node.output in graph.outputs
@@ -88,34 +68,9 @@ class SplitComplex:
         return checked.remarks
 
 
-def _puts_in_both(node: Node) -> bool:
-    """Whether what a node puts in place of a complex number is complex, or zero: no lone real."""
-    fills = (node.attrs.get(name) for name in ("value", "other", "self"))
-    if any(fills) or "reduce" in node.attrs:
-        return False
-    dtypes = (value.dtype for value in node.inputs if value is not None)
-    return not any(dtype.is_floating_point for dtype in dtypes)
-
-
-def _scalar(node: Node) -> complex | None:
-    """The complex number that a node multiplies by, divides by, adds or subtracts from."""
-    number = node.attrs.get("other")
-    if node.op == _REST and isinstance(number, (int, float, complex)):
-        return complex(number)
-    return number if node.op in SCALE | SHIFT and isinstance(number, complex) and number else None
-
-
-def _is_product(node: Node) -> bool:
-    return node.op in MATMUL or node.op == "aten.mul.Tensor"
-
-
-def _is_complex(value: Value | None) -> bool:
-    return value is not None and value.dtype.is_complex
-
-
 def _real_sources(value: Value) -> list[Value]:
     """What complex numbers are made of; their parts may have been built for another result."""
-    return backward_slice([value], lambda above: not _is_complex(above))[0]
+    return backward_slice([value], lambda above: not is_complex(above))[0]
 
 
 class _Parts:
@@ -124,59 +79,15 @@ class _Parts:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.build = Builder(graph)
-        self._known: dict[Value, bool] = {}
+        self._splittable = Splittable(lambda node: self._transform(node) is not None)
         self._pairs: dict[Value, Pair] = {}
         self._transforms: dict[Node, Transform | None] = {}
+        self.known, self.known_op = self._splittable.known, self._splittable.known_op
 
-    def known(self, value: Value) -> bool:
-        """Whether the parts of a complex value can be written."""
-        if value not in self._known:
-            self._known[value] = value.data is not None or self._splits(value.producer)
-        return self._known[value]
-
-    def _splits(self, node: Node | None) -> bool:
-        if node is None:
-            return False
-        operands = [value for value in node.inputs if value is not None]
-        numbers = [value for value in operands if _is_complex(value)]
-        if node.op in FOURIER:
-            return self.known_op(node) and all(self.known(value) for value in numbers)
-        if node.op in FILLS:
-            return True
-        if _scalar(node) is not None:
-            plain = not isinstance(node.attrs.get("alpha"), complex)
-            return plain and all(self.known(value) for value in numbers)
-        if node.op == "aten.copy":  # of the second operand, in the first one's shape
-            return not _is_complex(operands[1]) or self.known(operands[1])
-        if node.op in _FROM_REALS or (node.op == "aten._to_copy" and not numbers):
-            return not numbers
-        if node.op in _ON_BOTH:
-            if node.op in JOIN and len(numbers) < len(operands):
-                return False
-            if "dtype" in node.attrs:
-                return False
-            if node.op in PAD | _WRITES and not _puts_in_both(node):
-                return False
-        elif node.op in SHIFT or node.op in ADDITIVE:
-            if isinstance(attribute(node, "alpha"), complex):
-                return False
-        elif node.op == "aten.einsum":
-            if len(operands) != 2:
-                return False
-        elif node.op == _POWER:
-            if attribute(node, "exponent") not in range(1, _MOST_FACTORS + 1):
-                return False
-        elif not _is_product(node) and node.op not in _BY_FORMULA:
-            return False
-        return bool(numbers) and all(self.known(value) for value in numbers)
-
-    def known_op(self, node: Node) -> bool:
-        """Whether a node is no Fourier transform, or one that products can be written for."""
-        if node.op not in FOURIER:
-            return True
+    def _transform(self, node: Node) -> Transform | None:
         if node not in self._transforms:
             self._transforms[node] = read_transform(node)
-        return self._transforms[node] is not None
+        return self._transforms[node]
 
     def of(self, value: Value) -> Pair:
         """(real, imaginary) of a value that is known."""
@@ -196,14 +107,14 @@ class _Parts:
         if node.op in FILLS:
             self._pairs[node.output] = self._filled(node)
             return
-        if (number := _scalar(node)) is not None:
+        if (number := scalar_of(node)) is not None:
             pair = self._with_scalar(node, number)
             self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
             return
         inputs = node.inputs[1:] if node.op == "aten.copy" else node.inputs
-        sides = [self.of(v) if v is not None and _is_complex(v) else (v, v) for v in inputs]
+        sides = [self.of(v) if v is not None and is_complex(v) else (v, v) for v in inputs]
         self.build.at(node, node.loc)
-        if node.op in _ON_BOTH:
+        if node.op in ON_BOTH:
             halves = [
                 self.build.node(node.op, *[side[part] for side in sides], **node.attrs)
                 for part in (0, 1)
@@ -213,7 +124,7 @@ class _Parts:
             ):
                 self._pairs[value] = (real, imaginary)
             return
-        pair = self._product(node) if _is_product(node) else self._other(node)
+        pair = self._product(node) if is_product(node) else self._other(node)
         self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
 
     def _filled(self, node: Node) -> Pair:
@@ -241,11 +152,11 @@ class _Parts:
         def times(x: Value, y: Value) -> Value:
             return build(node.op, x, y, **node.attrs)
 
-        if not _is_complex(left):
+        if not is_complex(left):
             c, d = self.of(right)
             return times(left, c), times(left, d)
         a, b = self.of(left)
-        if not _is_complex(right):
+        if not is_complex(right):
             return times(a, right), times(b, right)
         return self._times((a, b), self.of(right), times)
 
@@ -285,15 +196,15 @@ class _Parts:
             return build(multiply, first, real), build(multiply, first, imaginary)
         if op in ADDITIVE:
             return self._sum(node)
-        if op in _QUOTIENTS:
+        if op in QUOTIENTS:
             return self._quotient(node)
-        if not _is_complex(first):
+        if not is_complex(first):
             zero = build("aten.full", size=list(first.shape), fill_value=0.0, dtype=first.dtype)
             return first, zero
         a, b = self.of(first)
-        if op in _CONJUGATES:
+        if op in CONJUGATES:
             return a, build("aten.neg", b)
-        if op == _POWER:
+        if op == POWER:
             product = (a, b)
             for _ in range(int(attribute(node, "exponent")) - 1):
                 product = self._times(product, (a, b))
@@ -310,8 +221,8 @@ class _Parts:
         build, first = self.build.at(node, node.loc), node.inputs[0]
         assert first is not None
         zero = self.build.constant(torch.zeros((), dtype=first.dtype.to_real()), "zero")
-        a, b = self.of(first) if _is_complex(first) else (first, zero)
-        if node.op in SHIFT or node.op == _REST:
+        a, b = self.of(first) if is_complex(first) else (first, zero)
+        if node.op in SHIFT or node.op == REST:
             real, imaginary = (
                 build(node.op, part, **{**node.attrs, "other": other})
                 for part, other in ((a, number.real), (b, number.imag))
@@ -336,8 +247,8 @@ class _Parts:
         one = self.build.constant(torch.ones((), dtype=node.output.dtype.to_real()), "one")
         zero = self.build.constant(torch.zeros((), dtype=one.dtype), "zero")
         first = above[0] if above else None
-        a, b = self.of(first) if _is_complex(first) and first else (first or one, zero)
-        if not _is_complex(below):
+        a, b = self.of(first) if is_complex(first) and first else (first or one, zero)
+        if not is_complex(below):
             return build(divide, a, below), build(divide, b, below)
         parts = self.of(below)
         size = build("aten.maximum", *(build("aten.abs", part) for part in parts))
@@ -354,8 +265,8 @@ class _Parts:
         assert right is not None
         alpha = attribute(node, "alpha")
         zero = self.build.constant(torch.zeros((), dtype=node.output.dtype.to_real()), "zero")
-        a, b = self.of(left) if _is_complex(left) else (left, zero)
-        c, d = self.of(right) if _is_complex(right) else (right, zero)
+        a, b = self.of(left) if is_complex(left) else (left, zero)
+        c, d = self.of(right) if is_complex(right) else (right, zero)
         return self.build(node.op, a, c, alpha=alpha), self.build(node.op, b, d, alpha=alpha)
 
     def _transformed(self, node: Node) -> Parts:
@@ -366,16 +277,16 @@ class _Parts:
         build = self.build.at(node, node.loc)
         cast = source.producer
         bare = cast.inputs[0] if cast is not None and cast.op == "aten._to_copy" else None
-        if bare is not None and not _is_complex(bare):
+        if bare is not None and not is_complex(bare):
             return transform.apply(build, (self._real(bare, source.dtype.to_real()), None))
-        parts = self.of(source) if _is_complex(source) else (source, None)
+        parts = self.of(source) if is_complex(source) else (source, None)
         return transform.apply(build.at(node, node.loc), parts)
 
     def _real(self, value: Value, dtype: torch.dtype) -> Value:
         return value if value.dtype == dtype else self.build("aten._to_copy", value, dtype=dtype)
 
     def real_result(self, node: Node, pair: Pair) -> Value:
-        """What a node of `_TO_REALS`, or a transform to reals, computes of its operand's parts."""
+        """What a node of `TO_REALS`, or a transform to reals, computes of its operand's parts."""
         build = self.build.at(node, node.loc)
         if node.op in FOURIER:
             return self._fit(self._transformed(node)[0], node)

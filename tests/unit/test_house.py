@@ -210,6 +210,7 @@ def test_neither_name_is_loaded_after_importing_everything() -> None:
 NAMES_OPS = {
     "attngraph/analysis/masks/reading.py": "what each comparison and each sum of positions says",
     "attngraph/analysis/rows/batching.py": "the registry of batching rules",
+    "attngraph/analysis/values/complex_parts.py": "what has a form on the parts of complex numbers",
     "attngraph/dialect/recurrent.py": "the kinds of cells",
     "attngraph/frontend/files/expressions.py": "what expressions over sizes call",
     "attngraph/frontend/translation/functional.py": "what traces call ops that no graph has",

@@ -59,6 +59,7 @@ scalars = (
     | st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
     | st.text()
     | st.sampled_from(sorted(DTYPES.values(), key=str))
     | st.sampled_from([torch.contiguous_format, torch.channels_last])
@@ -72,6 +73,8 @@ def _same(a: Any, b: Any) -> bool:
         return isinstance(b, list) and len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, float):
         return type(b) is float and a == b and math.copysign(1, a) == math.copysign(1, b)
+    if isinstance(a, complex) and isinstance(b, complex):
+        return _same(a.real, b.real) and _same(a.imag, b.imag)
     return bool(type(a) is type(b) and a == b) or (isinstance(a, sympy.Basic) and a == b)
 
 

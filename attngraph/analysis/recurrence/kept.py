@@ -25,6 +25,10 @@ _KERNELS = (torch.float32, torch.float16)
 _LARGE = 1 << 22  # elements of a state that is run
 
 _OTHER = "its next state depends on another state of the loop"
+_TURNED = (
+    "its state is made of complex numbers, which a step multiplies by others, and the operator's "
+    "decays are real"
+)
 _MOVED = "it keeps earlier inputs, and isn't read as the state of a convolution"
 _CHANNELS = "its state is one number for each channel, which no product of a key and a value is"
 _OWN_DECAYS = "each number of its state decays by its own factor, not each head or key feature"
@@ -48,18 +52,19 @@ class Kept:
 
 
 def why_kept(loop: Node) -> Iterator[Kept]:
-    """One for each reason that a loop's states have."""
+    """One for each reason that a loop's states have, last that another state stays."""
     body: Graph = attribute(loop, "body")
     carried = attribute(loop, "carried")
     states = body.inputs[:carried]
     items = body.inputs[carried : carried + attribute(loop, "scanned")]
     operands = dict(zip(body.inputs, loop.inputs, strict=True))
     found: dict[tuple[str, Node], Kept] = {}
-    for state, after in zip(states, body.outputs, strict=False):
+    nexts = dict(zip(states, body.outputs, strict=False))
+    for state, after in nexts.items():
         if after is not state and after.producer is not None and state.dtype.is_floating_point:
-            kept = _State(body, state, after, states, items, operands).kept()
+            kept = _State(body, state, nexts, items, operands).kept()
             found.setdefault((kept.why, kept.node), kept)
-    yield from found.values()
+    yield from sorted(found.values(), key=lambda kept: kept.why is _OTHER)  # which stays for these
 
 
 class _State:
@@ -67,18 +72,19 @@ class _State:
         self,
         body: Graph,
         state: Value,
-        after: Value,
-        states: Collection[Value],
+        nexts: Mapping[Value, Value],
         items: Collection[Value],
         operands: Mapping[Value, Value | None],
     ) -> None:
         self.body, self.state, self.items, self.operands = body, state, items, operands
+        after = nexts[state]
+        self.nexts = nexts
         self.rest = [value for value in body.outputs if value is not after]
         assert after.producer is not None
         node = after.producer
         if node.op == "aten.where.self" and node.inputs[2] is state:
             after = node.inputs[1] or after
-        self.after, self.others = after, [other for other in states if other is not state]
+        self.after, self.others = after, [each for each in nexts if each is not state]
         self.node = after.producer or node  # where an input of the step is kept, what chooses it
         self.is_matrix = len(state.shape) >= 3
 
@@ -102,6 +108,8 @@ class _State:
         if all(node.op in LAYOUT | JOIN for node in behind):
             return _MOVED, self.node
         if any(leaf in self.others for leaf in leaves):
+            if (turned := self._turned(leaves)) is not None:
+                return _TURNED, turned
             first = [n for n in nodes if any(v in self.others for v in n.inputs)]
             return _OTHER, first[0]
         if not self.is_matrix:
@@ -110,6 +118,38 @@ class _State:
             name = str(self.state.dtype).removeprefix("torch.")
             return f"the operator has no kernel for a state in {name}", behind[0]
         return self._of_terms(behind)
+
+    def _turned(self, leaves: Collection[Value]) -> Node | None:
+        """What makes the next state, or that of another one which reads this state too, if the two
+        are the parts of complex numbers: of i times these, a step makes i times what it makes.
+        """
+        read = [each for each in self.others if each in leaves]
+        node = self.nexts[read[0]].producer
+        if len(read) != 1 or node is None or read[0].shape != self.state.shape:
+            return None
+        pair = [self.state, read[0]]
+        runs = Runs(self.body, self.state, [self.nexts[each] for each in pair], [], self._data)
+        drawn = runs.known(0)
+        if drawn is None or torch.Size(runs.shape).numel() > _LARGE:
+            return None
+
+        given = {leaf: drawn[leaf] for leaf in runs.leaves if leaf is not self.state}
+
+        def after(*parts: torch.Tensor) -> list[torch.Tensor] | None:
+            own = given | dict(zip(pair, parts, strict=True))
+            made = runs.through([*runs.before, *runs.behind], own)
+            return None if made is None else [made[value] for value in runs.results]
+
+        random = torch.Generator().manual_seed(1)
+        a, b = torch.randn((2, *runs.shape), generator=random, dtype=torch.float64)
+        zero, one, turned = after(a * 0, b * 0), after(a, b), after(-b, a)
+        if zero is None or one is None or turned is None:
+            return None
+        x, y = (after - before for before, after in zip(zero, one, strict=True))
+        u, v = (after - before for before, after in zip(zero, turned, strict=True))
+        both = torch.stack([u, v]), torch.stack([-y, x])
+        first = self.node if pair == [each for each in self.nexts if each in pair] else node
+        return first if _is_near(*both) else None
 
     def _of_terms(self, behind: list[Node]) -> tuple[str, Node]:
         runs = Runs(self.body, self.state, [self.after], [], self._data)
