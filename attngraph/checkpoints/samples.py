@@ -136,6 +136,7 @@ class _Maker:
         of one aren't those of the others."""
         mains = self.model.main_input_name
         mains = [mains] if isinstance(mains, str) else list(mains)
+        mains = [name for name in mains if name in self.taken] or self._required() or mains
         if "input_ids" in self.taken and "pixel_values" in self.taken and self._sees():
             both = ["input_ids", "pixel_values"]
             yield both, True
@@ -168,19 +169,21 @@ class _Maker:
 
     def _made(self, mains: Sequence[str], *, apart: bool = False, form: int = 0) -> Samples:
         self.found = Samples()
-        required = [
-            name
-            for name, parameter in self.taken.items()
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        ]
-        for name in dict.fromkeys((*mains, *required)):
+        for name in dict.fromkeys((*mains, *self._required())):
             self._add(name, apart, form)
         for name in ("use_cache", "use_mems"):
             if name in self.taken:
                 self.found.kwargs[name] = False
                 self.found.shapes[name] = None
         return self.found
+
+    def _required(self) -> list[str]:
+        return [
+            name
+            for name, parameter in self.taken.items()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
 
     def _add(self, name: str, apart: bool, form: int) -> None:
         """An input in one of its forms; `apart` where its rows aren't those of the others."""

@@ -150,14 +150,3 @@ def require_plain_weights(path: Path, names: Iterable[str]) -> None:
     found = [name for name in names if name.rpartition(".")[2] in _SCALES]
     if found:
         raise quantised(path, f"quantized with scales beside them ({found[0]})")
-
-
-def require_floats(path: Path, weights: Mapping[str, Any], module: Any) -> None:
-    """Raises LoadError for codes in the place of a parameter's numbers, without scales to read."""
-    for name, parameter in module.named_parameters():
-        found = weights.get(name)
-        if found is None or found.is_floating_point() or found.is_complex():
-            continue
-        if parameter.is_floating_point():
-            kind = str(found.dtype).removeprefix("torch.")
-            raise quantised(path, f"stored as {kind} without a scale ({name})")

@@ -277,7 +277,66 @@ def _packed(path: Path) -> None:
     save_file(weights, path / "model.safetensors")
 
 
+def _stored(path: Path, name: str, dtype: torch.dtype, *, old: str = "", beside: str = "") -> None:
+    """One weight in another dtype, by another name, with a number beside it."""
+    weights = load_file(path / "model.safetensors")
+    weights[old or name] = weights.pop(name).to(dtype)
+    if beside:
+        weights[beside] = torch.ones(())
+    save_file(weights, path / "model.safetensors")
+
+
+def _pickled(path: Path, data: torch.Tensor) -> None:
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    torch.save({**weights, "classifier.weight": data}, path / "pytorch_model.bin")
+
+
+def _renamed(path: Path, prefix: str) -> None:
+    weights = load_file(path / "model.safetensors")
+    save_file({prefix + name: data for name, data in weights.items()}, path / "model.safetensors")
+
+
+_NORM = "bert.embeddings.LayerNorm"
+_F8 = torch.float8_e4m3fn
 _BROKEN = {
+    "codes by an old name": (
+        lambda p: _stored(p, f"{_NORM}.weight", torch.int8, old=f"{_NORM}.gamma"),
+        r"stored as int8 without a scale \(bert.embeddings.LayerNorm.gamma\)",
+    ),
+    "codes by a shorter name": (
+        lambda p: _stored(p, f"{_NORM}.weight", torch.int8, old=f"{_NORM[5:]}.weight"),
+        r"stored as int8 without a scale \(embeddings.LayerNorm.weight\)",
+    ),
+    "eight bits and a scale": (
+        lambda p: _stored(p, "classifier.weight", _F8, beside="classifier.anything"),
+        r"in floats of 8 bits with scales beside them \(classifier.anything\)",
+    ),
+    "eight bits and a scale elsewhere": (
+        lambda p: _stored(p, "classifier.weight", _F8, beside="bert.scale_of_all"),
+        r"in floats of 8 bits with scales beside them \(bert.scale_of_all\)",
+    ),
+    "eight bits and no dtype": (
+        lambda p: (
+            _stored(p, f"{_NORM}.bias", _F8),
+            rewritten(p, dtype=None),
+        ),
+        "says no dtype, and the first weight is float8_e4m3fn.*: write one of float32",
+    ),
+    "complex numbers": (
+        lambda p: _stored(p, "classifier.weight", torch.complex64),
+        "classifier.weight as complex64, and the model's numbers are real",
+    ),
+    "another prefix": (
+        lambda p: _renamed(p, "student."),
+        r"25 of its weights are in no file \(.*no place for others in them \(student.bert.*\); "
+        "fetch .* or save the weights by the names of the class",
+    ),
+    "a type of another model": (
+        lambda p: rewritten(p, model_type="roberta"),
+        "model_type roberta and names the architecture BertForSequenceClassification, which is of "
+        "the type bert",
+    ),
     "no config": (_gone, "has no config.json"),
     "half a config": (_damaged, "config.json can't be read"),
     "a list for a config": (_list, "holds a list"),
@@ -352,6 +411,54 @@ def test_what_is_wrong_with_a_folder_is_one_sentence(bert: Path, how: str) -> No
         load(bert)
     assert caught.value.exit_code == LoadError.exit_code
     assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (torch.eye(2, 32).to_sparse(), "a tensor sparse_coo"),
+        (torch.empty(2, 32, device="meta"), "a tensor without its numbers"),
+    ],
+)
+def test_a_pickles_tensors_are_dense(bert: Path, data: torch.Tensor, told: str) -> None:
+    _pickled(bert, data)
+    with pytest.raises(LoadError, match=f"pytorch_model.bin holds classifier.weight as {told}"):
+        load(bert, trust_pickle=True)
+
+
+def test_floats_of_eight_bits_alone_are_numbers(bert: Path) -> None:
+    """What the class leaves out elsewhere is none of theirs."""
+    _stored(bert, "classifier.weight", _F8, beside="teacher.weight")
+    loaded = load(bert)
+    _assert_as_transformers_loads_it(loaded, bert)
+    assert any("teacher.weight" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "of_next_year"])
+def test_the_kernel_that_a_config_asks_for_needs_no_package(bert: Path, kernel: str) -> None:
+    rewritten(bert, _attn_implementation=kernel)
+    _assert_weights(load(bert), load_file(bert / "model.safetensors"))
+
+
+def test_a_part_of_a_model_is_found_where_the_model_is(tmp_path: Path) -> None:
+    """A class of transformers that its package doesn't name, and that takes no text."""
+    from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
+    from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
+    config = Idefics2VisionConfig(**sizes, num_hidden_layers=1, image_size=16, patch_size=8)
+    Idefics2VisionTransformer(config).save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    _assert_as_transformers_loads_it(loaded, tmp_path)
+    assert [(n, tuple(each.shape)) for n, each in loaded.kwargs.items()] == [
+        ("pixel_values", (2, 3, 16, 16))
+    ]
+
+
+def test_a_part_may_have_the_config_of_the_whole(tmp_path: Path) -> None:
+    path = saved(tmp_path, "clip")
+    rewritten(path, architectures=["CLIPTextModel"])
+    assert type(load(path).module).__name__ == "CLIPTextModel"
 
 
 def test_what_is_read_otherwise_than_it_is_written_is_told(bert: Path) -> None:

@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 
 from attngraph.checkpoints.adapter_settings import require_plain
 from attngraph.checkpoints.adapters import Adapted, covered, merge, split
-from attngraph.checkpoints.classes import class_of, pretrained, unfilled
+from attngraph.checkpoints.classes import class_of, unfilled
+from attngraph.checkpoints.filled import pretrained
 from attngraph.checkpoints.folder import Folder, pickled
+from attngraph.checkpoints.plain import require_dense
 from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import ADAPTED, Task
@@ -211,6 +213,7 @@ def _read_shards(
             saved = unwrap_state_dict(load_pickle(file, legacy=legacy, trust_pickle=True))
             if saved is None:
                 raise LoadError(f"{file} holds no weights: it is no state dict; save it again.")
+            require_dense(file, saved)
             found = saved
         else:
             raise LoadError(f"{file} holds no weights: it is {kind.value}; fetch it again.")
