@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import attngraph
 from attngraph.errors import CaptureError
-from attngraph.frontend.rewording.loop_steps import Helpers, Unread
+from attngraph.frontend.rewording.loop_lists import Unread
+from attngraph.frontend.rewording.loop_steps import Helpers
 
 pytestmark = pytest.mark.wide
 
@@ -177,4 +178,4 @@ def test_other_blocks_are_refused(code: Callable[[Tensor], Tensor]) -> None:
 def test_a_length_of_no_whole_blocks_is_no_scan() -> None:
     """Of numbers, as of sizes: the last block would be shorter."""
     with pytest.raises(Unread, match=r"multiple"):
-        Helpers.run((0, 10, SIZE), lambda *_: ([], []), [], [])
+        Helpers.run((0, 10, SIZE), lambda *_: ([], []), [], [], [])

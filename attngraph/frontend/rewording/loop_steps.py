@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ import torch
 from torch._higher_order_ops.scan import scan
 from torch.utils import _pytree as pytree
 
+from attngraph.frontend.rewording.loop_lists import Lists, Rows, Steps, Unread
 from attngraph.ir.dims import divide
 
 Block: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
@@ -18,63 +19,27 @@ Slices: TypeAlias = tuple[torch.Tensor, int, Block | None]
 """A tensor, an axis, and the block of it that each step takes, None where that is one place."""
 
 
-class Unread(Exception):
-    """What no scan gives."""
-
-
-class Steps(list[torch.Tensor]):
-    """The list that a loop appended to, for which only torch.stack and torch.cat work.
-
-    `stacked` has the steps along its first axis.
-    """
-
-    def __init__(self, before: Sequence[torch.Tensor], stacked: torch.Tensor) -> None:
-        super().__init__([*before, stacked[0]])
-        self.before, self.stacked = list(before), stacked
-
-    def joined(self, axis: int, *, new: bool) -> torch.Tensor:
-        """All of them along a new axis, or along one that they have."""
-        rank = self.stacked.dim() - 1 + new
-        axis %= rank
-        whole = self.stacked.movedim(0, axis)
-        if not new:
-            whole = whole.flatten(axis, axis + 1)
-        if not self.before:
-            return whole
-        return torch.cat(
-            [each.unsqueeze(axis) if new else each for each in self.before] + [whole], axis
-        )
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == -1:
-            return self.stacked[-1]
-        raise Unread("an element of a list that a loop fills")
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        raise Unread("the elements of a list that a loop fills")
-
-    def __len__(self) -> int:
-        raise Unread("the length of a list that a loop fills")
-
-
 class _Index:
     def __getitem__(self, index: Any) -> Any:
         return index
 
 
-class Helpers:
+class Helpers(Lists):
     """What a rewritten function calls."""
 
-    Steps = Steps
     index = _Index()
 
     @staticmethod
-    def is_open(bounds: Sequence[Any]) -> bool:
+    def is_open(bounds: Sequence[Any] | None, places: Sequence[tuple[Any, int]] = ()) -> bool:
         """Whether a loop over these goes up to a size, in steps of a number that divide it.
 
         Where the last block may be shorter, the code is run as it stands: that may be one block.
+        Of the lists in `places` it is the last element that a step reads at its own place and an
+        offset, if they are as long as that now.
         """
-        if len(bounds) == 3 and bounds[2] != 1:
+        if bounds is None or not all(_are_last(*each, bounds) for each in places):
+            return False
+        if len(bounds) == 3 and bounds[2] not in (1, -1):
             start, stop, step = bounds
             if not isinstance(step, int) or step < 1 or divide(_expr(stop - start), step) is None:
                 return False
@@ -82,11 +47,48 @@ class Helpers:
         return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends)
 
     @staticmethod
+    def backwards(bounds: Sequence[Any]) -> Sequence[Any] | None:
+        """The range that goes through the same numbers from the last to the first."""
+        steps = _Range.of(bounds) if len(bounds) < 3 or bounds[2] in (1, -1) else None
+        if steps is None:
+            return None
+        return steps.stop - steps.step, steps.start - steps.step, -steps.step
+
+    @staticmethod
+    def Steps(before: Any, made: Any, in_front: bool) -> Any:
+        """A list to which all steps have added."""
+        rows = Rows(made)
+        return Steps([rows.turned(), *Steps.of(before)] if in_front else [*Steps.of(before), rows])
+
+    @staticmethod
+    def own(value: Any) -> Any:
+        """What a step changes, apart from what was there before it."""
+        if isinstance(value, torch.Tensor):
+            return value.clone()
+        if type(value) in (list, dict):
+            return value.copy()
+        raise Unread("a part of another kind of thing is changed")
+
+    @staticmethod
+    def change(value: Any, after: Any) -> None:
+        """Has a tensor, list or dict hold what another holds."""
+        if isinstance(value, torch.Tensor):
+            value.copy_(after)
+        elif isinstance(value, dict):
+            value.update(after)
+        else:
+            value[:] = after
+
+    @staticmethod
     def rows(*values: Any) -> Any:
         """How many rows values have, where they are tensors of one open length; None of others."""
-        if not all(isinstance(each, torch.Tensor) and each.dim() for each in values):
+        are_rows = [
+            isinstance(each, Steps) or (isinstance(each, torch.Tensor) and each.dim() > 0)
+            for each in values
+        ]
+        if not all(are_rows):
             return None
-        first, *others = (each.shape[0] for each in values)
+        first, *others = (Helpers.length(each) for each in values)
         if not Helpers.is_open((first,)):
             return None
         same = all(isinstance(each, torch.SymInt) for each in others)
@@ -94,8 +96,8 @@ class Helpers:
 
     @staticmethod
     def parts(name: str, of: Any, *args: Any, **named: Any) -> Any:
-        """What `of.unbind(…)`, `split` or `chunk` gives, as one tensor whose rows these parts are,
-        if each is one place of an open axis.
+        """What `of.unbind(…)`, `split` or `chunk` gives: a list of an open length, if each part is
+        one place of an open axis.
         """
         whole = getattr(of, name)
         if not isinstance(of, torch.Tensor):
@@ -107,11 +109,11 @@ class Helpers:
         size = args[0] if counts and args else None
         rows = of.movedim(axis, 0)
         if name == "unbind":
-            return rows
+            return Steps([Rows(rows)])
         is_single = size == 1 if name == "split" else _is_equal(size, of.shape[axis])
         if not is_single:
             return whole(*args, **named)
-        return rows.unsqueeze(axis if axis < 0 else axis + 1)
+        return Steps([Rows(rows.unsqueeze(axis if axis < 0 else axis + 1))])
 
     @staticmethod
     def run(
@@ -119,14 +121,18 @@ class Helpers:
         body: Callable[..., Any],
         initial: Sequence[Callable[[], Any]],
         sequences: Sequence[Slices],
-    ) -> tuple[list[Any], list[torch.Tensor]]:
-        """What the last step carries out, and the steps' results, stacked."""
+        wanted: Sequence[bool],
+    ) -> tuple[list[Any], list[Any]]:
+        """What the last step carries out, and the steps' results, stacked.
+
+        Of what isn't there before the first step, only what is `wanted` is carried out.
+        """
         steps = _Range.of(bounds)
         given = [_defined(value) for value in initial]
         leaves, spec = pytree.tree_flatten(given)
         leaves = [_as_tensor(leaf) for leaf in leaves]
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        items = [steps.numbers()]
+        items: list[Any] = [steps.numbers()]
         items += [steps.taken(*each) for each in sequences]
 
         def step(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
@@ -135,15 +141,17 @@ class Helpers:
                 own[at] = leaf
             after, made = body(now[0], *pytree.tree_unflatten(own, spec), *now[1:])
             last = [after[at] for at in new]
-            for at in new:
+            for at in lost:
                 after[at] = _UNDEFINED
             flat, how = pytree.tree_flatten(after)
             if how != spec or any(flat[at] is not leaves[at] for at in others):
                 raise Unread("another kind of thing is carried")
             flat = [_as_tensor(leaf) for leaf in flat]
-            return [flat[at] for at in places], [_as_tensor(each) for each in (*made, *last)]
+            made = pytree.tree_map(_as_tensor, [*made, *last])
+            return [flat[at] for at in places], made
 
-        new = [at for at, value in enumerate(given) if value is _UNDEFINED]
+        lost = [at for at, value in enumerate(given) if value is _UNDEFINED]
+        new = [at for at in lost if wanted[at]]
         others = [at for at in range(len(leaves)) if at not in places]
         if places:
             carry, made = scan(step, [leaves[at] for at in places], items)
@@ -165,7 +173,7 @@ class Helpers:
         """Writes the rows of all steps, stacked, where the loop would have written each."""
         steps = _Range.of(bounds)
         for each, stacked in zip(written, rows, strict=True):
-            steps.taken(*each).copy_(stacked)
+            steps.places(*each).copy_(steps.forward(stacked))
 
     @staticmethod
     def row(row: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -193,6 +201,27 @@ class Helpers:
             if item != slice(None):
                 raise Unread(f"a part of axis {axis}")
         return torch.where(inside, torch.as_tensor(value, dtype=row.dtype), row)
+
+    @staticmethod
+    def part(of: Any, index: Any) -> Any:
+        """`of[index]`, where numbers in the index may be tensors: these are no part of a trace."""
+        items = list(index) if isinstance(index, tuple) else [index]
+        if not isinstance(of, torch.Tensor) or not any(map(_is_number, items)):
+            return of[index]
+        if any(isinstance(item, torch.Tensor) and not _is_number(item) for item in items):
+            return of[index]
+        dots = [at for at, item in enumerate(items) if item is ...]
+        if dots:
+            new = sum(item is None for item in items)
+            missing = of.dim() - (len(items) - 1 - new)
+            items[dots[0] : dots[0] + 1] = [slice(None)] * missing
+        axis = 0
+        for at, item in enumerate(items):
+            if _is_number(item):
+                place = torch.where(item < 0, item + of.shape[axis], item).reshape(1)
+                of, items[at] = of.index_select(axis, place), 0
+            axis += item is not None
+        return of[tuple(items)]
 
     @staticmethod
     def min(*numbers: Any) -> Any:
@@ -229,10 +258,20 @@ def _as_tensor(leaf: Any) -> Any:
     return leaf
 
 
+def _are_last(value: Any, offset: int, bounds: Sequence[Any]) -> bool:
+    """Whether a list of numbered elements ends where the first step of a range reads it."""
+    first = 0 if len(bounds) == 1 else bounds[0]
+    are_numbered = isinstance(value, list) and not isinstance(value, Steps)
+    is_one_by_one = len(bounds) < 3 or bounds[2] == 1
+    return (
+        are_numbered and is_one_by_one and type(first) is int and (len(value) == first + offset + 1)
+    )
+
+
 def _defined(value: Callable[[], Any]) -> Any:
     try:
         return value()
-    except NameError:
+    except (NameError, IndexError):
         return _UNDEFINED
 
 
@@ -249,24 +288,39 @@ class _Range:
         """Raises Unread where the last step may be shorter than the others."""
         start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
         step = bounds[2] if len(bounds) == 3 else 1
-        if step != 1 and divide(_expr(stop - start), step) is None:
+        if step not in (1, -1) and divide(_expr(stop - start), step) is None:
             raise Unread("a length that is no multiple of the step")
         return _Range(start, stop, step)
 
     def numbers(self) -> torch.Tensor:
         """All of them."""
-        if self.step == 1:
-            return torch.arange(self.start, self.stop)
+        if self.step in (1, -1):
+            return self.forward(torch.arange(*self._ends))
         turns = torch.arange((self.stop - self.start) // self.step)
         numbers: torch.Tensor = turns * self.step + self.start
         return numbers
 
-    def taken(self, of: Any, axis: int, block: Block | None) -> torch.Tensor:
-        """The slices of all steps, (steps, …), in the tensor's own memory."""
+    @property
+    def _ends(self) -> tuple[Any, Any]:
+        """Of the numbers in their order, whichever way a loop goes through them."""
+        return (self.start, self.stop) if self.step > 0 else (self.stop + 1, self.start + 1)
+
+    def forward(self, stacked: torch.Tensor) -> torch.Tensor:
+        """What is in the order of the steps in that of the numbers; and the other way round."""
+        return stacked if self.step > 0 else stacked.flip(0)
+
+    def taken(self, of: Any, axis: int, block: Block | None) -> Any:
+        """The slices of all steps, (steps, …)."""
+        if isinstance(of, Steps) and axis == 0 and block is None:
+            return pytree.tree_map(lambda each: self.taken(each, 0, None), of.whole())
+        return self.forward(self.places(of, axis, block))
+
+    def places(self, of: Any, axis: int, block: Block | None) -> torch.Tensor:
+        """The same in the order of the numbers, in the tensor's own memory."""
         if not isinstance(of, torch.Tensor):
             raise Unread("a slice of what is no tensor")
         if block is None:
-            return _part(of, axis, self.start, self.stop, self.step).movedim(axis, 0)
+            return _part(of, axis, *self._ends, abs(self.step)).movedim(axis, 0)
         begin, end, limit = block(self.start)
         following, last, _ = block(self.start + self.step)
         size = end - begin
@@ -295,6 +349,12 @@ def _expr(size: Any) -> Any:
 def _is_equal(size: Any, other: Any) -> bool:
     """Whether two sizes are the same, whatever the dims are."""
     return bool(_expr(size) == _expr(other))
+
+
+def _is_number(item: Any) -> bool:
+    """Whether it is a whole number in a tensor."""
+    is_tensor = isinstance(item, torch.Tensor) and item.dim() == 0
+    return is_tensor and not item.is_floating_point() and item.dtype != torch.bool
 
 
 def _is_open_slice(item: Any) -> bool:

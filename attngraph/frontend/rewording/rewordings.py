@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from attngraph.frontend.rewording.cut_for_memory import CUTS, place
 from attngraph.frontend.rewording.fixed_sizes import with_open_sizes
 from attngraph.frontend.rewording.hit_loops import Hits
-from attngraph.frontend.rewording.loop_steps import Steps
+from attngraph.frontend.rewording.loop_lists import Steps
 from attngraph.frontend.rewording.scalars import of_sizes
 from attngraph.frontend.rewording.scaled_images import scaled
 from attngraph.frontend.rewording.tied_sizes import Ties

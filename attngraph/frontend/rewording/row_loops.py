@@ -2,32 +2,104 @@
 
 `for row in x`, `for a, b in zip(x, y)` and `[f(row) for row in x]` go through the rows of tensors
 as `for i in range(x.shape[0])` does, which python_loops.py runs as a scan. So do `x.unbind(1)` and
-`x.split(1, dim=1)`, whose parts are the rows of one tensor where that axis is open. Where the
-values turn out to be no tensors of one open length, the code is run as it stands.
+`x.split(1, dim=1)`, whose parts are the rows of one tensor where that axis is open, and lists that
+a loop has filled. Where the values turn out to be of no open length, or of several, the code is run
+as it stands.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection, Sequence
-from typing import TypeGuard
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TypeGuard
 
 import torch
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CUTS = frozenset(cut.__name__ for cut in (torch.unbind, torch.split, torch.chunk))
+_ASKED = {
+    "list": "listed",
+    "tuple": "as_tuple",
+    "reversed": "turned",
+    "len": "length",
+    "sum": "total",
+}
+"""Functions of Python that are asked of lists, and what helpers answer them."""
 _MAYBE = (ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def counted(function: ast.FunctionDef, helpers: str) -> ast.FunctionDef:
+def counted(function: ast.FunctionDef, helpers: str) -> tuple[ast.FunctionDef, int]:
     """The function with such loops counted where `helpers`, a global name, finds them open.
 
-    Those within other loops stay: these are traced as a whole.
+    And how often it cuts a tensor, which gives a list there.
     """
-    writer = _Writer(helpers)
+    writer, lists = _Writer(helpers), _Lists(helpers)
+    function = lists.visit(function)
     function.body = writer.statements(function.body)
-    return function
+    return function, lists.cuts
+
+
+class _Lists(ast.NodeTransformer):
+    """Has a function ask our helpers what it asks of a list that may be of an open length."""
+
+    def __init__(self, helpers: str) -> None:
+        self._helpers, self.cuts = helpers, 0
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if _cuts(node):
+            self.cuts += 1
+            return self._parts(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in _ASKED or len(node.args) != 1 or node.keywords:
+            return node
+        (value,) = node.args
+        if isinstance(value, ast.GeneratorExp) and name in ("list", "tuple", "sum"):
+            value = ast.copy_location(ast.ListComp(value.elt, value.generators), value)
+        elif _is_call(value, "map") and len(value.args) == 2 and _is_plain(value.args[0]):
+            each = ast.comprehension(ast.Name("each", ast.Store()), value.args[1], [], 0)
+            applied = ast.Call(value.args[0], [ast.Name("each", ast.Load())], [])
+            value = ast.copy_location(ast.ListComp(applied, [each]), value)
+        first = [node.func] if name == "sum" else []
+        if name == "reversed" and _is_call(value, "range"):
+            return node
+        found = ast.Call(self._helper(_ASKED[name]), [*first, value], [])
+        return ast.fix_missing_locations(ast.copy_location(found, node))
+
+    def visit_List(self, node: ast.List | ast.Tuple) -> Any:
+        """`[*some, another]`"""
+        self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load) or not any(
+            isinstance(each, ast.Starred) for each in node.elts
+        ):
+            return node
+        parts = [
+            each.value if isinstance(each, ast.Starred) else ast.List([each], ast.Load())
+            for each in node.elts
+        ]
+        found: ast.expr = ast.Call(self._helper("chained"), parts, [])
+        if isinstance(node, ast.Tuple):
+            found = ast.Call(self._helper("as_tuple"), [found], [])
+        return ast.fix_missing_locations(ast.copy_location(found, node))
+
+    visit_Tuple = visit_List
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        """An index may be no call."""
+        node.value = self.visit(node.value)
+        return node
+
+    def _parts(self, call: ast.Call) -> ast.expr:
+        """The helper's call in the place of a cut."""
+        assert isinstance(call.func, ast.Attribute)
+        of = [] if ast.unparse(call.func.value) == "torch" else [call.func.value]
+        helper = self._helper("parts")
+        found = ast.Call(helper, [ast.Constant(call.func.attr), *of, *call.args], call.keywords)
+        return ast.fix_missing_locations(ast.copy_location(found, call))
+
+    def _helper(self, name: str) -> ast.expr:
+        return ast.parse(f"{self._helpers}.{name}", mode="eval").body
 
 
 class _Writer:
@@ -40,6 +112,7 @@ class _Writer:
     def _statement(self, statement: ast.stmt) -> list[ast.stmt]:
         match statement:
             case ast.For():
+                statement.body = self.statements(statement.body)
                 statement.iter, made = self._cut(statement.iter)
                 return [*made, self._loop(statement)]
             case ast.If():
@@ -47,42 +120,34 @@ class _Writer:
                 statement.orelse = self.statements(statement.orelse)
             case ast.With() | ast.Try():
                 statement.body = self.statements(statement.body)
-            case ast.Assign(targets=[ast.Name()], value=value) if _cuts(value):
-                statement.value = self._parts(value)
-            case ast.Return() | ast.Assign() | ast.AnnAssign() | ast.Expr():
+            case ast.Return() | ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
                 found: list[ast.stmt] = []
-                for listed in _lists(statement):
-                    for generator in listed.generators[:1]:
-                        generator.iter, cut = self._cut(generator.iter)
-                        found += cut
-                return [*found, self._listed(statement)]
+                while (listed := next((each for each in _lists(statement)), None)) is not None:
+                    made, statement = self._listed(statement, listed)
+                    found += made
+                return [*found, statement]
         return [statement]
 
     def _cut(self, iterated: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
-        """What is iterated over, with names in the place of cuts, and statements that make them."""
+        """What is iterated over, with names in the place of what is no name, and statements that
+        make them.
+        """
         if _is_call(iterated, "zip") or _is_call(iterated, "enumerate"):
             pairs = [self._cut(each) for each in iterated.args]
             iterated.args = [each for each, _ in pairs]
             return iterated, [each for _, made in pairs for each in made]
-        if not _cuts(iterated):
+        if _is_plain(iterated) or _is_range(iterated):
             return iterated, []
         name = f"__parts_{self._made}"
         self._made += 1
-        made = ast.Assign([ast.Name(name, ast.Store())], self._parts(iterated))
+        made = ast.Assign([ast.Name(name, ast.Store())], iterated)
         ast.fix_missing_locations(ast.copy_location(made, iterated))
         return ast.copy_location(ast.Name(name, ast.Load()), iterated), [made]
 
-    def _parts(self, call: ast.Call) -> ast.expr:
-        """The helper's call in the place of a cut."""
-        assert isinstance(call.func, ast.Attribute)
-        of = [] if ast.unparse(call.func.value) == "torch" else [call.func.value]
-        helper = ast.parse(f"{self._helpers}.parts", mode="eval").body
-        found = ast.Call(helper, [ast.Constant(call.func.attr), *of, *call.args], call.keywords)
-        return ast.fix_missing_locations(ast.copy_location(found, call))
-
     def _loop(self, loop: ast.For) -> ast.stmt:
         """A loop over rows, counted where they are open."""
-        rows = _rows(loop.target, loop.iter)
+        parts: list[str] = []
+        rows = _rows(loop.target, loop.iter, parts, self._made)
         if rows is None or loop.orelse or _assigns(loop.body, rows.values()):
             return loop
         index, of = self._names(rows)
@@ -90,6 +155,7 @@ class _Writer:
             f"if {self._helpers}.rows({of}) is not None:",
             f"    for {index} in range({self._helpers}.rows({of})):",
             *(f"        {name} = {value}[{index}]" for name, value in rows.items() if value),
+            *(f"        {part}" for part in parts),
             "        pass",
         ]
         written = _parsed(lines, loop)
@@ -100,45 +166,58 @@ class _Writer:
         written.orelse = [loop]
         return written
 
-    def _listed(self, statement: ast.stmt) -> ast.stmt:
-        """A statement with one list, which is filled in a loop where it is of rows or a count."""
-        lists = [*_lists(statement)]
-        if len(lists) != 1 or len(lists[0].generators) != 1:
-            return statement
-        made, (generator,) = lists[0], lists[0].generators
-        if generator.ifs or generator.is_async:
-            return statement
+    def _listed(self, statement: ast.stmt, listed: ast.ListComp) -> tuple[list[ast.stmt], ast.stmt]:
+        """What makes a list, in a loop where it is of rows or a count, and the statement, which
+        reads it by a name.
+        """
+        name = f"__made_{self._made}"
+        self._made += 1
+        (generator,) = listed.generators
+        generator.iter, found = self._cut(generator.iter)
+        plain = ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(listed))
+        plain = ast.fix_missing_locations(ast.copy_location(plain, statement))
         renamed = {
             each.id: f"__each_{each.id}_{self._made}"
             for each in ast.walk(generator.target)
             if isinstance(each, ast.Name)
         }
-        target, element = (_renamed(part, renamed) for part in (generator.target, made.elt))
-        rows = _rows(target, generator.iter)
+        target, element = (_renamed(part, renamed) for part in (generator.target, listed.elt))
+        parts: list[str] = []
+        rows = _rows(target, generator.iter, parts, self._made)
         if rows is not None:
             index, of = self._names(rows)
             asked = f"{self._helpers}.rows({of}) is not None"
-            count = f"{self._helpers}.rows({of})"
-        elif _is_call(generator.iter, "range") and isinstance(target, ast.Name):
-            bounds = ast.unparse(ast.Tuple(generator.iter.args, ast.Load()))
-            index, rows, count = target.id, {}, bounds[1:-1]
-            asked = f"{self._helpers}.is_open({bounds})"
+            counted = f"range({self._helpers}.rows({of}))"
+        elif _is_range(generator.iter) and isinstance(target, ast.Name):
+            index, rows, counted = target.id, {}, ast.unparse(generator.iter)
+            inner = generator.iter
+            while isinstance(inner, ast.Subscript) or _is_call(inner, "reversed"):
+                inner = inner.value if isinstance(inner, ast.Subscript) else inner.args[0]
+            assert isinstance(inner, ast.Call)
+            asked = f"{self._helpers}.is_open({ast.unparse(ast.Tuple(inner.args, ast.Load()))})"
         else:
-            return statement
-        name = f"__made_{self._made}"
-        self._made += 1
+            asked = ""
+        if not asked:
+            return [*found, plain], _replaced(statement, listed, name)
+        assert rows is not None
         lines = [
             f"if {asked}:",
             f"    {name} = []",
-            f"    for {index} in range({count}):",
+            f"    for {index} in {counted}:",
             *(f"        {each} = {value}[{index}]" for each, value in rows.items() if value),
-            f"        {name}.append({ast.unparse(element)})",
-            "    pass",
+            *(f"        {part}" for part in parts),
+            f"        {name}.append(None)",
         ]
         written = _parsed(lines, statement)
-        written.body[-1] = _replaced(copy.deepcopy(statement), made, name)
-        written.orelse = [statement]
-        return written
+        loop = written.body[-1]
+        assert isinstance(loop, ast.For)
+        (*before, last) = loop.body
+        assert isinstance(last, ast.Expr)
+        assert isinstance(last.value, ast.Call)
+        last.value.args = [element]
+        loop.body = [*before, *self._statement(last)]
+        written.orelse = [plain]
+        return [*found, written], _replaced(statement, listed, name)
 
     def _names(self, rows: dict[str, str]) -> tuple[str, str]:
         """The name of the count, and the values whose rows are taken, as arguments."""
@@ -147,13 +226,18 @@ class _Writer:
         return index or f"__turn_{self._made}", ", ".join(filter(None, rows.values()))
 
 
-def _rows(target: ast.expr, iterated: ast.expr) -> dict[str, str] | None:
-    """The tensor whose row each name of a target is; an empty string for the counter."""
+def _rows(
+    target: ast.expr, iterated: ast.expr, parts: list[str], number: int
+) -> dict[str, str] | None:
+    """The tensor whose row each name of a target is; an empty string for the counter.
+
+    A row that is taken apart gets a name of its own, with this number, and a statement in `parts`.
+    """
     if _is_call(iterated, "enumerate"):
         if len(iterated.args) != 1 or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
             return None
         count, rest = target.elts
-        inner = _rows(rest, iterated.args[0])
+        inner = _rows(rest, iterated.args[0], parts, number)
         if inner is None or not isinstance(count, ast.Name) or "" in inner.values():
             return None
         return {count.id: "", **inner}
@@ -164,6 +248,10 @@ def _rows(target: ast.expr, iterated: ast.expr) -> dict[str, str] | None:
         targets, values = target.elts, iterated.args
     found: dict[str, str] = {}
     for name, value in zip(targets, values, strict=True):
+        if isinstance(name, ast.Tuple):
+            own = ast.Name(f"__whole_{number}_{len(parts)}")
+            parts.append(f"{ast.unparse(name)} = {own.id}")
+            name = own
         if not isinstance(name, ast.Name) or not _is_plain(value):
             return None
         found[name.id] = ast.unparse(value)
@@ -183,6 +271,13 @@ def _is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
     return all(each.arg == "strict" for each in node.keywords)
 
 
+def _is_range(value: ast.expr) -> bool:
+    """Whether it is a range, in its order or the other way round."""
+    if isinstance(value, ast.Subscript):
+        return _is_range(value.value)
+    return _is_call(value, "range") or (_is_call(value, "reversed") and _is_range(value.args[0]))
+
+
 def _is_plain(value: ast.expr) -> bool:
     """Whether it is a name or an attribute, which may be read more than once."""
     while isinstance(value, ast.Attribute):
@@ -200,15 +295,15 @@ def _assigns(body: Sequence[ast.stmt], values: Collection[str]) -> bool:
     )
 
 
-def _lists(node: ast.AST) -> list[ast.ListComp]:
-    """The lists that a statement always makes, each in one expression."""
-    found: list[ast.ListComp] = []
+def _lists(node: ast.AST) -> Iterator[ast.ListComp]:
+    """The lists that a statement always makes, each in one expression of all elements."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ListComp):
-            found.append(child)
+            generator, *others = child.generators
+            if not others and not generator.ifs and not generator.is_async:
+                yield child
         elif not isinstance(child, (*_OWN, *_MAYBE)):
-            found += _lists(child)
-    return found
+            yield from _lists(child)
 
 
 def _renamed(node: ast.expr, names: dict[str, str]) -> ast.expr:
@@ -224,7 +319,7 @@ def _replaced(statement: ast.stmt, made: ast.ListComp, name: str) -> ast.stmt:
 
     class Replacing(ast.NodeTransformer):
         def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-            is_it = (node.lineno, node.col_offset) == (made.lineno, made.col_offset)
+            is_it = node is made
             return ast.copy_location(ast.Name(name, ast.Load()), node) if is_it else node
 
     found = Replacing().visit(statement)

@@ -1,0 +1,394 @@
+"""The body of a loop over numbers, as statements of a function: what its steps read and keep."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
+from attngraph.frontend.rewording.loop_lists import Unread
+from attngraph.frontend.rewording.loop_names import loaded, read_first, stored, stored_in
+
+HELPERS = "__attngraph_loops__"
+"""The global name under which a rewritten function finds what it calls."""
+_LEAVES = (
+    *(ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Await),
+    *(ast.Global, ast.Nonlocal, ast.Delete, ast.Try, ast.With),
+    *(ast.FunctionDef, ast.ClassDef, ast.Lambda),
+)
+"""Syntax that a body may not have, or that hides which names it assigns."""
+_BACK = 3
+"""How far back a step may read in a list that it appends to."""
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+class _Filled(NamedTuple):
+    """A list that each step adds to, behind what it holds or in front of that."""
+
+    of: str
+    in_front: bool
+
+
+class _Place(NamedTuple):
+    """A list of which step t reads the element t + offset, taken for the last one there is."""
+
+    name: str
+    offset: int
+
+
+class Body:
+    """The body of a loop over `index`, as statements of a function.
+
+    `assigned` are its names, and `read_first` those that it may read before it assigns them.
+    `changed` are tensors, lists and dicts of which it writes a part that is none of this step.
+    `sequences` are what it reads of a tensor in each step, by the name of that slice. `appended`
+    are lists, by the name of what is appended, and `rows` what it writes of a tensor, by the
+    slice's name. `before` says what a name of our own is before the first step: the last elements
+    of a list that is appended to. Such names have the loop's own `number`. Raises Unread for
+    anything else that outlives a step.
+    """
+
+    def __init__(
+        self, index: str, statements: Sequence[ast.stmt], after: Collection[str], number: str
+    ) -> None:
+        self.index, self.number = index, number
+        self.sequences: dict[str, Taken] = {}
+        self.appended: dict[str, _Filled] = {}
+        self.rows: dict[str, Taken] = {}
+        self.before: dict[str, str] = {}
+        self.places: list[_Place] = []
+        self.changed: set[str] = set()
+        if any(isinstance(each, _LEAVES) for part in statements for each in ast.walk(part)):
+            raise Unread
+        plain = _Plain(number)
+        statements = [made for part in statements for made in plain.of(copy.deepcopy(part))]
+        self.assigned, self.bound = stored(statements), stored_in(statements)
+        if index in self.bound:
+            raise Unread
+        self._blocks = Blocks(index, statements, self.bound)
+        self.changed = self._changed(statements)
+        for statement in statements:
+            self._fill(statement)
+        slices = _Slices(self)
+        self.statements = [slices.visit(statement) for statement in statements]
+        self.statements = [*self._first_rows(), *self._shifted(self.statements)]
+        self.statements = self._blocks.without_ends(self.statements, after)
+        self.assigned = stored(self.statements)
+        left = loaded(self.statements)
+        filled = {each.of for each in self.appended.values()}
+        if left & {*filled, *(taken.of for taken in self.rows.values())}:
+            raise Unread  # reads what it fills
+        self.read_first, _ = read_first(self.statements, set())
+        if self.changed & self.assigned & self.read_first:
+            raise Unread  # another thing of the same name is changed
+        self.changed -= self.assigned
+        for each in (each for part in self.statements for each in ast.walk(part)):
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+                raise Unread
+            if isinstance(each, ast.Expr) and not isinstance(each.value, ast.Constant):
+                self._check_own(each)
+
+    def _changed(self, statements: Sequence[ast.stmt]) -> set[str]:
+        """The names of which a part is assigned that is no slice of this step."""
+        changed: set[str] = set()
+        for each in (each for part in statements for each in ast.walk(part)):
+            match each:
+                case ast.AugAssign(target=ast.Subscript() as target) if not self.slice_of(target):
+                    raise Unread  # what it changes may have another name
+        for each in (each for part in statements for each in ast.walk(part)):
+            if not isinstance(each, ast.Subscript) or not isinstance(each.ctx, ast.Store):
+                continue
+            found = self.slice_of(each)
+            if found is not None:
+                row, _ = found
+                if row not in self.rows.values():
+                    self.rows[f"__row_{self.number}_{len(self.rows)}"] = row
+            elif isinstance(each.value, ast.Name):
+                changed.add(each.value.id)
+            else:
+                raise Unread
+        of = [row.of for row in self.rows.values()]
+        if len({*of}) < len(of) or changed & {*of}:
+            raise Unread
+        return changed
+
+    def _fill(self, statement: ast.stmt) -> None:
+        """Notes a list that a statement of every step adds to."""
+        match statement:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how))):
+                known = [each.of for each in self.appended.values()]
+                if name in self.assigned or name in known or how not in ("append", "insert"):
+                    return
+                made = f"__appended_{self.number}_{len(self.appended)}"
+                self.appended[made] = _Filled(name, how == "insert")
+
+    def _check_own(self, statement: ast.Expr) -> None:
+        """Raises Unread unless it adds to a list of this step's own."""
+        match statement.value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how)):
+                if name in self.assigned and how in ("append", "extend", "insert"):
+                    return
+        raise Unread
+
+    def _first_rows(self) -> list[ast.stmt]:
+        """What the rows that are written hold before the step."""
+        found: list[ast.stmt] = []
+        for name, row in self.rows.items():
+            at = self.statements[0]
+            value = ast.unparse(self.sequence(row, at))
+            found += parsed(f"{name} = {HELPERS}.own({value})", at)
+        return found
+
+    def _shifted(self, statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """Statements in which what is appended moves the earlier elements that steps read."""
+        for statement in statements:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)]) if name in self.appended:
+                    names, count = [name], 2
+                    while (further := f"{name}_{count}") in self.before:
+                        names, count = [*names, further], count + 1
+                    if count > 2:
+                        targets, values = ", ".join(names), ", ".join(["None", *names[:-1]])
+                        (made,) = parsed(f"{targets} = {values}", statement)
+                        assert isinstance(made, ast.Assign)
+                        assert isinstance(made.value, ast.Tuple)
+                        made.value.elts[0] = statement.value
+                        statement = made
+            yield statement
+
+    def sequence(self, taken: Taken, at: ast.AST) -> ast.expr:
+        """The slice of this step."""
+        known = {what: own for own, what in self.sequences.items()}
+        own = known.get(taken) or f"__slice_{self.number}_{len(self.sequences)}"
+        self.sequences[own] = taken
+        return ast.copy_location(ast.Name(own, ast.Load()), at)
+
+    def element(self, node: ast.Subscript) -> ast.expr | None:
+        """An element, counted from the end, of a list that each step appends to."""
+        if not isinstance(node.value, ast.Name):
+            return None
+        of = node.value.id
+        made = next((own for own, each in self.appended.items() if each == (of, False)), None)
+        if made is None:
+            return None
+        back = -1
+        match node.slice:
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(count))):
+                back = -count
+            case ast.Name(id=name) if name == self.index:
+                self.places.append(_Place(of, 0))
+            case ast.BinOp(left=ast.Name(id=name), op=sign, right=ast.Constant(value=int(count))):
+                if name != self.index or not isinstance(sign, (ast.Add, ast.Sub)):
+                    return None
+                self.places.append(_Place(of, count if isinstance(sign, ast.Add) else -count))
+            case _:
+                return None
+        if back >= 0 or back < -_BACK:
+            return None
+        for count in range(1, -back + 1):
+            self.before[made if count == 1 else f"{made}_{count}"] = f"{of}[-{count}]"
+        own = made if back == -1 else f"{made}_{-back}"
+        return ast.copy_location(ast.Name(own, ast.Load()), node)
+
+    def slice_of(self, target: ast.Subscript) -> tuple[Taken, ast.expr | None] | None:
+        """What `x[:, t, …]` or `x[:, t : t + size, …]` takes, and the rest of the index that is
+        taken of that; None for others.
+        """
+        items = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        blocks = {at: block for at, item in enumerate(items) if (block := self._blocks.of(item))}
+        single = [at for at, item in enumerate(items) if ast.unparse(item) == self.index]
+        places = [*single, *blocks]
+        of = target.value
+        while isinstance(of, ast.Attribute):
+            of = of.value
+        taken = {HELPERS, *self.bound, *self.changed}
+        is_known = isinstance(of, ast.Name) and of.id not in taken
+        new = [ast.unparse(item) == "None" for item in items]
+        dots = [ast.unparse(item) == "..." for item in items]
+        if len(places) != 1 or not is_known or any(map(_is_list, items)):
+            return None
+        at = places[0]
+        axis = at - sum(new[:at])  # of the tensor, which lacks the new axes
+        if any(dots[:at]):
+            axis = at - len(items) + sum(new[at:])
+        rest = [
+            ast.Slice() if place in blocks else item
+            for place, item in enumerate(items)
+            if place not in single
+        ]
+        while rest and not any(dots) and ast.unparse(rest[-1]) == ":":  # counted from the start
+            rest.pop()
+        left = ast.Tuple(rest, ast.Load()) if rest else None
+        return Taken(ast.unparse(target.value), axis, blocks.get(at, "None")), left
+
+
+def _is_list(item: ast.expr) -> bool:
+    return isinstance(item, (ast.List, ast.Starred))
+
+
+class _Slices(ast.NodeTransformer):
+    """Has a body read slices of this step, and compute with numbers that may be tensors."""
+
+    def __init__(self, body: Body) -> None:
+        self._body, self._depth = body, 0
+
+    def visit_For(self, node: ast.For) -> Any:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        if not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        if (element := self._body.element(node)) is not None:
+            return element
+        found = self._body.slice_of(node)
+        if found is None:
+            self.generic_visit(node)
+            return self._of_numbers(node) if loaded([node.slice]) else node
+        taken, rest = found
+        own = next((name for name, row in self._body.rows.items() if row == taken), None)
+        value = ast.Name(own, ast.Load()) if own else self._body.sequence(taken, node)
+        ast.copy_location(value, node)
+        if rest is None:
+            return value
+        part = ast.copy_location(ast.Subscript(value, self.visit(rest), ast.Load()), node)
+        return self._of_numbers(part) if loaded([rest]) else part
+
+    def _of_numbers(self, node: ast.Subscript) -> ast.expr:
+        """A part at numbers that may be tensors, as that of the step is."""
+        at = ast.Subscript(self._helper("index", node), node.slice, ast.Load())
+        call = ast.Call(self._helper("part", node), [node.value, at], [])
+        return _located(call, node)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """What is written to a slice of this step is a new row."""
+        match node.targets:
+            case [ast.Subscript() as target] if found := self._body.slice_of(target):
+                row, rest = found
+                made = next(name for name, each in self._body.rows.items() if each == row)
+                if self._depth and rest is not None:
+                    own = _located(ast.Name(made, ast.Load()), target)
+                    part = _located(ast.Subscript(own, self.visit(rest), ast.Store()), target)
+                    return _located(ast.Assign([part], self.visit(node.value)), node)
+                at = ast.Subscript(ast.Name("index"), self.visit(rest or ast.Tuple([])), ast.Load())
+                index = f"{HELPERS}.{ast.unparse(at)}" if rest else "()"
+                (written,) = parsed(f"{made} = {HELPERS}.row({made}, {index}, None)", node)
+                assert isinstance(written, ast.Assign)
+                assert isinstance(written.value, ast.Call)
+                written.value.args[2] = self.visit(node.value)
+                return written
+        return self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        if not isinstance(node.target, ast.Subscript):
+            return self.generic_visit(node)
+        before = copy.deepcopy(node.target)
+        before.ctx = ast.Load()
+        value = _located(ast.BinOp(before, node.op, node.value), node)
+        return self.visit_Assign(_located(ast.Assign([node.target], value), node))
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        """What is added to a list that all steps fill is given a name."""
+        match node.value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how), args=args):
+                filled = _Filled(name, how == "insert")
+                made = next(
+                    (own for own, each in self._body.appended.items() if each == filled), None
+                )
+                is_front = len(args) == 2 and ast.unparse(args[0]) == "0"
+                if made is not None and (is_front if filled.in_front else len(args) == 1):
+                    value = self.visit(args[-1])
+                    return _assigned(made, value, node)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        name = ast.unparse(node.func)
+        if name in ("min", "max") and len(node.args) > 1 and not node.keywords:
+            node.func = self._helper(name, node)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Pow):
+            return node
+        call = ast.Call(self._helper("power", node), [node.left, node.right], [])
+        return ast.copy_location(call, node)
+
+    def _helper(self, name: str, at: ast.AST) -> ast.expr:
+        found = ast.parse(f"{HELPERS}.{name}", mode="eval").body
+        return ast.fix_missing_locations(ast.copy_location(found, at))
+
+
+class _Plain:
+    """Statements of a step in fewer forms: each assigns one thing, and a list is appended to."""
+
+    def __init__(self, number: str) -> None:
+        self._number, self._made = number, 0
+
+    def of(self, statement: ast.stmt) -> list[ast.stmt]:
+        match statement:
+            case ast.If() | ast.For():
+                statement.body = [made for part in statement.body for made in self.of(part)]
+                statement.orelse = [made for part in statement.orelse for made in self.of(part)]
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=ast.List(elts=[one])):
+                return [_called(f"{name}.append(None)", one, statement)]
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.BinOp(left=ast.List(elts=[one]), op=ast.Add(), right=ast.Name(id=other)),
+            ) if name == other:
+                return [_called(f"{name}.insert(0, None)", one, statement)]
+            case ast.Assign(targets=[ast.Tuple(elts=parts)]) if any(
+                isinstance(part, ast.Subscript) for part in parts
+            ):
+                return self._apart(statement, parts)
+        return [statement]
+
+    def _apart(self, statement: ast.Assign, parts: Sequence[ast.expr]) -> list[ast.stmt]:
+        """`h[i], c[i] = …` as names that are assigned to these places."""
+        after: list[ast.stmt] = []
+        names: list[ast.expr] = []
+        for part in parts:
+            if isinstance(part, ast.Subscript):
+                name = f"__part_{self._number}_{self._made}"
+                self._made += 1
+                value = _located(ast.Name(name, ast.Load()), part)
+                after.append(_located(ast.Assign([part], value), statement))
+                names.append(_located(ast.Name(name, ast.Store()), part))
+            else:
+                names.append(part)
+        target = _located(ast.Tuple(names, ast.Store()), statement)
+        return [_located(ast.Assign([target], statement.value), statement), *after]
+
+
+def _located(node: _Node, at: ast.AST) -> _Node:
+    return ast.fix_missing_locations(ast.copy_location(node, at))
+
+
+def _called(text: str, value: ast.expr, at: ast.stmt) -> ast.stmt:
+    """A statement that is a call, with a value as its last argument."""
+    (made,) = parsed(text, at)
+    assert isinstance(made, ast.Expr)
+    assert isinstance(made.value, ast.Call)
+    made.value.args[-1] = value
+    return made
+
+
+def _assigned(name: str, value: ast.expr, at: ast.AST) -> ast.Assign:
+    (made,) = parsed(f"{name} = None", at)
+    assert isinstance(made, ast.Assign)
+    made.value = value
+    return made
+
+
+def parsed(text: str, at: ast.AST) -> list[ast.stmt]:
+    """Statements that stand where another does."""
+    found = ast.parse(text).body
+    for part in found:
+        for each in ast.walk(part):
+            ast.copy_location(each, at)
+    return found

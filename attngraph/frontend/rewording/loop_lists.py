@@ -1,0 +1,206 @@
+"""Lists of Python whose length is a size: what a loop appended, the parts of an open axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, SupportsIndex
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+class Unread(Exception):
+    """What no scan gives."""
+
+
+class Rows(NamedTuple):
+    """Elements of a list as one: a tensor (or several, nested) whose first axis counts them."""
+
+    stacked: Any
+
+    @property
+    def count(self) -> Any:
+        return pytree.tree_leaves(self.stacked)[0].shape[0]
+
+    def taken(self, index: Any) -> Any:
+        """An element, or a slice's elements stacked."""
+        return pytree.tree_map(lambda each: each[index], self.stacked)
+
+    def turned(self) -> Rows:
+        return Rows(pytree.tree_map(lambda each: each.flip(0), self.stacked))
+
+
+class Steps(list[Any]):
+    """A list, some of whose elements are `Rows`, for which what lists are asked works.
+
+    What would need its length as a number raises Unread.
+    """
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self.pieces = list(pieces)
+        super().__init__(
+            piece.taken(0) if isinstance(piece, Rows) else piece for piece in self.pieces
+        )
+
+    @staticmethod
+    def of(value: Any) -> list[Any]:
+        """The pieces of any list or tuple."""
+        return value.pieces if isinstance(value, Steps) else list(value)
+
+    @property
+    def count(self) -> Any:
+        """How many elements there are, a size."""
+        return sum(piece.count if isinstance(piece, Rows) else 1 for piece in self.pieces)
+
+    def whole(self) -> Any:
+        """All elements along a new first axis."""
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], Rows):
+            return self.pieces[0].stacked
+        parts = [
+            piece.stacked
+            if isinstance(piece, Rows)
+            else pytree.tree_map(lambda each: torch.as_tensor(each).unsqueeze(0), piece)
+            for piece in self.pieces
+        ]
+        return pytree.tree_map(lambda *each: torch.cat(each), *parts)
+
+    def joined(self, axis: int, *, new: bool) -> torch.Tensor:
+        """All of them along a new axis, or along one that they have."""
+        pieces = [piece for piece in self.pieces if isinstance(piece, Rows)]
+        rank = pieces[0].stacked.dim() - 1 + new
+        axis %= rank
+        parts = [
+            (
+                piece.stacked.movedim(0, axis)
+                if new
+                else piece.stacked.movedim(0, axis).flatten(axis, axis + 1)
+            )
+            if isinstance(piece, Rows)
+            else (piece.unsqueeze(axis) if new else piece)
+            for piece in self.pieces
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+    def reverse(self) -> None:
+        self.__init__(self[::-1].pieces)  # type: ignore[misc]
+
+    def append(self, value: Any) -> None:
+        self.pieces.append(value)
+        super().append(value)
+
+    def insert(self, index: SupportsIndex, value: Any) -> None:
+        if index != 0:
+            raise Unread("a place in a list that a loop fills")
+        self.pieces.insert(0, value)
+        super().insert(0, value)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        for piece in Steps.of(values):
+            self.pieces.append(piece)
+            super().append(piece.taken(0) if isinstance(piece, Rows) else piece)
+
+    def pop(self, index: SupportsIndex = -1) -> Any:
+        raise Unread("an element that is taken from a list that a loop fills")
+
+    remove = __delitem__ = __setitem__ = __imul__ = __mul__ = pop  # type: ignore[assignment]
+
+    def copy(self) -> Steps:
+        return Steps(self.pieces)
+
+    def __iadd__(self, values: Any) -> Any:
+        self.extend(values)
+        return self
+
+    def __add__(self, other: Any) -> Any:
+        return Steps([*self.pieces, *Steps.of(other)])
+
+    def __radd__(self, other: Any) -> Any:
+        return Steps([*Steps.of(other), *self.pieces])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._slice(index)
+        if isinstance(index, int):
+            return self._element(index)
+        (piece, *others) = self.pieces
+        if others or not isinstance(piece, Rows):
+            piece = Rows(self.whole())
+        return piece.taken(index)
+
+    def _element(self, index: int) -> Any:
+        last, pieces = index < 0, self.pieces[:: -1 if index < 0 else 1]
+        left = -index - 1 if last else index
+        for at, piece in enumerate(pieces):
+            if not isinstance(piece, Rows):
+                if not left:
+                    return piece
+                left -= 1
+            elif not left or at == len(pieces) - 1:  # a shorter list has no such element
+                return piece.taken(-left - 1 if last else left)
+            else:
+                break
+        return Rows(self.whole()).taken(index)
+
+    def _slice(self, index: slice) -> Steps:
+        """Raises Unread where it depends on the length which elements that are."""
+        start, stop, step = index.start, index.stop, index.step
+        if step == -1 and start is None and stop is None:
+            return Steps(
+                piece.turned() if isinstance(piece, Rows) else piece for piece in self.pieces[::-1]
+            )
+        are_known = all(end is None or type(end) is int for end in (start, stop))
+        if step not in (None, 1) or not are_known or (start or 0) < 0 or (stop or -1) >= 0:
+            raise Unread("a part of a list that a loop fills")
+        front, behind = start or 0, -(stop or 0)
+        are_rows = [isinstance(piece, Rows) for piece in self.pieces]
+        if any(are_rows[:front]) or any(are_rows[len(are_rows) - behind :]):
+            return Steps([Rows(Rows(self.whole()).taken(slice(start, stop)))])
+        return Steps(self.pieces[front : len(self.pieces) - behind])
+
+    def __iter__(self) -> Iterator[Any]:
+        raise Unread("the elements of a list that a loop fills")
+
+    def __len__(self) -> int:
+        raise Unread("the length of a list that a loop fills")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None
+
+
+class Lists:
+    """What a rewritten function asks of values that may be such lists."""
+
+    @staticmethod
+    def listed(value: Any) -> Any:
+        return value.copy() if isinstance(value, Steps) else list(value)
+
+    @staticmethod
+    def as_tuple(value: Any) -> Any:
+        return value.copy() if isinstance(value, Steps) else tuple(value)
+
+    @staticmethod
+    def turned(value: Any) -> Any:
+        return value[::-1] if isinstance(value, Steps) else reversed(value)
+
+    @staticmethod
+    def length(value: Any) -> Any:
+        if isinstance(value, Steps):
+            return value.count
+        is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+        return value.shape[0] if is_tensor else len(value)
+
+    @staticmethod
+    def total(plain: Callable[..., Any], value: Any, *start: Any) -> Any:
+        if not isinstance(value, Steps):
+            return plain(value, *start)
+        found = value.whole().sum(0)
+        return found + start[0] if start else found
+
+    @staticmethod
+    def chained(*parts: Any) -> Any:
+        """`[*a, b, *c]`, of parts that are lists."""
+        if any(isinstance(part, Steps) for part in parts):
+            return Steps(piece for part in parts for piece in Steps.of(part))
+        return [each for part in parts for each in part]

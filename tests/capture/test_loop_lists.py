@@ -1,0 +1,230 @@
+"""Lists of an open length: as states of loops, made and gone through either way, and cut apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.errors import CaptureError
+from attngraph.frontend.rewording.loop_lists import Lists, Rows, Steps, Unread
+
+OPERATIONS: tuple[Callable[[Any], Any], ...] = (
+    lambda a: a,
+    lambda a: a[1:],
+    lambda a: a[3:],
+    lambda a: a[:-1],
+    lambda a: a[1:-1],
+    lambda a: a[::-1],
+    lambda a: Lists.listed(a),
+    lambda a: Lists.as_tuple(Lists.turned(a)),
+    lambda a: a + Lists.chained([a[0]]),
+    lambda a: Lists.chained([a[-1]]) + a,
+    lambda a: a + a[::-1],
+    lambda a: Lists.chained([a[-2]], a, [a[2]]),
+)
+
+
+@pytest.mark.parametrize("number", range(len(OPERATIONS)))
+@pytest.mark.parametrize("front", [0, 1, 2])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_list_with_rows_is_the_list(number: int, front: int, behind: int) -> None:
+    elements = [torch.full((2, 1), float(value)) for value in range(5 + front + behind)]
+    rows = Rows(torch.stack(elements[front : front + 5]))
+    made = Steps([*elements[:front], rows, *elements[front + 5 :]])
+    found = OPERATIONS[number](made)
+    expected = list(OPERATIONS[number](elements))
+    assert found.count == len(expected)
+    assert torch.equal(found.whole(), torch.stack(expected))
+    assert torch.equal(found.joined(1, new=True), torch.stack(expected, 1))
+    assert torch.equal(found.joined(-1, new=False), torch.cat(expected, -1))
+
+
+def test_a_list_is_changed_in_place() -> None:
+    elements = [torch.full((2,), float(value)) for value in range(4)]
+    made, plain = Steps([Rows(torch.stack(elements))]), list(elements)
+    for each in (made, plain):
+        each.insert(0, elements[2])
+        each.reverse()
+        each.append(elements[1])
+        each += [elements[3]]
+    assert torch.equal(made.whole(), torch.stack(plain))
+    for ask in (len, iter, list, lambda of: of[1:4], lambda of: of.pop()):
+        with pytest.raises(Unread):
+            ask(made)  # type: ignore[operator]
+
+
+class Computes(nn.Module):
+    def __init__(self, code: Callable[[Computes, Tensor], Any]) -> None:
+        super().__init__()
+        self.code = code
+        self.cells = nn.ModuleList([nn.GRUCell(4, 4), nn.GRUCell(4, 4)])
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.code(self, x)
+
+
+def _last(self: Computes, x: Tensor) -> Tensor:
+    """The list is the state."""
+    states = [x.new_zeros(x.shape[0], 4), x.new_ones(x.shape[0], 4)]
+    for t in range(x.shape[1]):
+        states.append(torch.tanh(states[-1] * 0.5 - states[-2] + x[:, t]))
+    return torch.stack(states[2:], 1)
+
+
+def _numbered(self: Computes, x: Tensor) -> Tensor:
+    states = [x.new_zeros(x.shape[0], 4)]
+    for t in range(x.shape[1]):
+        states.append(self.cells[0](x[:, t], states[t]))
+    return torch.stack(states, 1)
+
+
+def _of_tuples(self: Computes, x: Tensor) -> Tensor:
+    states = [(x.new_zeros(x.shape[0], 4), x.new_ones(x.shape[0], 4))]
+    for t in range(x.shape[1]):
+        a, b = states[-1]
+        states.append((torch.tanh(b + x[:, t]), a * 0.5))
+    return torch.stack([a + b for a, b in states[1:]], 1)
+
+
+def _backwards(self: Computes, x: Tensor) -> Tensor:
+    state, other, found = x.new_zeros(x.shape[0], 4), torch.zeros_like(x), []
+    for t in reversed(range(x.shape[1])):
+        state = self.cells[0](x[:, t], state)
+        found.append(state + t)
+    for t in range(x.shape[1] - 1, -1, -1):
+        state = state * 0.5 + x[:, t]
+        other[:, t] = state
+    found.reverse()
+    return torch.stack(found, 1) + other
+
+
+def _in_front(self: Computes, x: Tensor) -> Tensor:
+    state, found = x.new_zeros(x.shape[0], 4), []
+    for step in x.unbind(1)[::-1]:
+        state = self.cells[0](step, state)
+        found.insert(0, state)
+    return torch.stack(found, 1)
+
+
+def _parts(self: Computes, x: Tensor) -> Tensor:
+    """Tuples that are added are longer."""
+    parts = list(x.unbind(1))
+    made = [self.linear(part) + at for at, part in enumerate(parts)]
+    both = torch.stack(parts + [a * b for a, b in zip(made, parts, strict=True)], 1)
+    return both[:, : x.shape[1]] + both[:, x.shape[1] :]
+
+
+def _layers(self: Computes, x: Tensor) -> Tensor:
+    """A list of states, one for each layer, which has another name as well."""
+    states = [x.new_zeros(x.shape[0], 4) for _ in range(2)]
+    same, found = states, []
+    for t in range(x.shape[1]):
+        given = x[:, t]
+        for layer, cell in enumerate(self.cells):
+            states[layer] = cell(given, states[layer])
+            given = states[layer]
+        found.append(given)
+    return torch.stack(found, 1) + same[0][:, None]
+
+
+def _layer_by_layer(self: Computes, x: Tensor) -> Tensor:
+    steps: Any = x.unbind(1)
+    for cell in self.cells:
+        state, found = x.new_zeros(x.shape[0], 4), []
+        for step in steps:
+            state = cell(step, state)
+            found.append(state)
+        steps = found
+    return torch.stack(steps, 1)
+
+
+def _named(self: Computes, x: Tensor) -> Tensor:
+    states, found = {"h": x.new_zeros(x.shape[0], 4)}, []
+    for t in range(x.shape[1]):
+        heads = []
+        for cell in self.cells:
+            heads.append(cell(x[:, t], states["h"]))
+        states["h"] = sum(heads)
+        found.append(states["h"])
+    return torch.stack(found, 1)
+
+
+def _written_twice(self: Computes, x: Tensor) -> Tensor:
+    y = torch.ones_like(x)
+    for t in range(x.shape[1]):
+        y[:, t] += self.linear(x[:, t])
+        if self.linear.in_features > 2:
+            y[:, t, 1:] = y[:, t, 1:] * 2
+    return y
+
+
+CODE = (
+    *(_last, _numbered, _of_tuples, _backwards, _in_front, _parts, _layers, _layer_by_layer),
+    *(_named, _written_twice),
+)
+
+
+def _compiled(code: Callable[[Computes, Tensor], Any]) -> tuple[nn.Module, attngraph.Optimized]:
+    torch.manual_seed(0)
+    model = Computes(code).eval().requires_grad_(False)
+    dims = {0: Dim("batch", max=8), 1: Dim("length", max=64)}
+    return model, attngraph.optimize(model, (torch.randn(2, 6, 4),), dynamic_shapes=(dims,))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("code", CODE, ids=lambda code: code.__name__)
+def test_any_number_of_steps_is_taken(code: Callable[[Computes, Tensor], Any]) -> None:
+    model, found = _compiled(code)
+    for batch, length in ((1, 1), (2, 2), (3, 11)):
+        x = torch.randn(batch, length, 4)
+        torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def _first(self: Computes, x: Tensor) -> Tensor:
+    """Each step reads the first element, too."""
+    states = [x[:, 0]]
+    for t in range(x.shape[1]):
+        states.append(torch.tanh(states[-1] + states[0] + x[:, t]))
+    return torch.stack(states, 1)
+
+
+def _two_for_each(self: Computes, x: Tensor) -> Tensor:
+    states = [x[:, 0]]
+    for t in range(x.shape[1]):
+        states.append(torch.tanh(states[-1] + x[:, t]))
+        states.append(states[-1] * 2)
+    return torch.stack(states, 1)
+
+
+def _behind(self: Computes, x: Tensor) -> Tensor:
+    """The element that a step reads by its number is not the last one."""
+    states = [x[:, 0], x[:, 0] * 2]
+    for t in range(x.shape[1]):
+        states.append(torch.tanh(states[t] + x[:, t]))
+    return torch.stack(states, 1)
+
+
+def _shared(self: Computes, x: Tensor) -> Tensor:
+    """Two elements are one tensor, which is written to."""
+    zero = x.new_zeros(x.shape[0], 4)
+    states = [zero, zero]
+    for t in range(x.shape[1]):
+        states[0] += x[:, t]
+    return states[1]
+
+
+NEAR_MISSES = (_first, _two_for_each, _behind, _shared)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("code", NEAR_MISSES, ids=lambda code: code.__name__)
+def test_other_lists_are_refused(code: Callable[[Computes, Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match=r"the model fixes it"):
+        _compiled(code)
