@@ -14,8 +14,9 @@ import typer
 from attngraph.cli.attend import attend
 from attngraph.cli.bench import bench
 from attngraph.cli.doctor import doctor
+from attngraph.cli.exit_codes import INTERRUPTED, TERMINATED
 from attngraph.cli.explain import explain
-from attngraph.cli.failures import INTERRUPTED, TERMINATED, fail
+from attngraph.cli.failures import fail
 from attngraph.cli.flags import switch
 from attngraph.cli.optimize import optimize
 from attngraph.cli.package import package

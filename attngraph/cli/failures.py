@@ -11,13 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from attngraph.cli.exit_codes import BROKEN_PIPE, INTERNAL, INTERRUPTED, USAGE
 from attngraph.errors import AttngraphError
-
-USAGE = 2
-INTERNAL = 70  # sysexits.h: EX_SOFTWARE
-INTERRUPTED = 130
-TERMINATED = 143
-BROKEN_PIPE = 141
 
 
 @contextmanager

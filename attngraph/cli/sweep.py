@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from attngraph.cli.failures import INTERRUPTED, TERMINATED, fail, reported
+from attngraph.cli.exit_codes import INTERRUPTED, TERMINATED
+from attngraph.cli.failures import fail, reported
 from attngraph.cli.flags import DebugOption, JsonOption, grouped
 from attngraph.cli.optimize import optimize
 from attngraph.cli.render_sweep import print_record, print_sweep

@@ -88,6 +88,23 @@ def test_an_interrupt_is_quiet(attngraph: Any, here: Path) -> None:
     assert not (here / "out.onnx").exists()
 
 
+def test_an_interrupt_while_libraries_are_imported_is_quiet() -> None:
+    code = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+from attngraph.cli import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
 def test_what_a_command_has_begun_is_undone_where_it_is_terminated() -> None:
     code = """
 import os, signal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from attngraph.cli import failures
+from attngraph.cli import exit_codes
 from attngraph.cli.app import app
 from attngraph.errors import AttngraphError
 from docs import generate
@@ -49,7 +49,7 @@ def test_the_exit_codes_of_the_readme_are_those_there_are() -> None:
     said = re.search(r"The exit code tells its kind: ([^.]+)\.", readme)
     assert said is not None
     known = {kind.exit_code for kind in AttngraphError.__subclasses__()}
-    known |= {failures.INTERNAL, failures.INTERRUPTED, failures.TERMINATED}
+    known |= {exit_codes.INTERNAL, exit_codes.INTERRUPTED, exit_codes.TERMINATED}
     assert {int(code) for code in re.findall(r"\d+", said[1])} == known
 
 
