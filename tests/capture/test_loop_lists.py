@@ -165,9 +165,43 @@ def _written_twice(self: Computes, x: Tensor) -> Tensor:
     return y
 
 
+def _pairs(self: Computes, x: Tensor) -> Tensor:
+    """A loop in a loop, each over all steps."""
+    scores = torch.zeros(x.shape[0], x.shape[1], x.shape[1])
+    for i in range(x.shape[1]):
+        for j in range(x.shape[1]):
+            scores[:, i, j] = (x[:, i] * x[:, j]).sum(-1)
+    return scores.softmax(-1) @ x
+
+
+def _pointing(self: Computes, x: Tensor) -> Tensor:
+    """Steps that read sizes by their names, and what stands elsewhere than the step."""
+    batch, length, width = x.shape
+    hidden, found = torch.zeros(batch, length, dtype=torch.bool), []
+    state = x.new_zeros(batch, width)
+    for t in range(length):
+        scores = (x @ (state + x[:, length - 1 - t])[:, :, None])[..., 0]
+        place = scores.masked_fill(hidden, -1e9).argmax(-1)
+        hidden = hidden.scatter(1, place[:, None], True)
+        state = x.gather(1, place.view(batch, 1, 1).expand(batch, 1, width))[:, 0]
+        found.append(state * torch.ones(batch, 1))
+    return torch.stack(found, 1)
+
+
+def _repeated(self: Computes, x: Tensor) -> Tensor:
+    """A step repeats its state for every place, as additive attention does."""
+    state, found = x.new_zeros(x.shape[0], 4), []
+    for t in range(x.shape[1]):
+        rows = state.unsqueeze(1).repeat(1, x.shape[1], 1)
+        weights = torch.tanh(torch.cat([rows, x], 2)).sum(-1).softmax(1)
+        state = self.cells[0](x[:, t], (weights[..., None] * x).sum(1))
+        found.append(state)
+    return torch.stack(found, 1)
+
+
 CODE = (
     *(_last, _numbered, _of_tuples, _backwards, _in_front, _parts, _layers, _layer_by_layer),
-    *(_named, _written_twice),
+    *(_named, _written_twice, _pairs, _pointing, _repeated),
 )
 
 

@@ -248,7 +248,10 @@ class _Slices(ast.NodeTransformer):
         found = self._body.slice_of(node)
         if found is None:
             self.generic_visit(node)
-            return self._of_numbers(node) if loaded([node.slice]) else node
+            names = loaded([node.slice])
+            # A loop within this one may take slices of its own.
+            is_open = self._body.index in names if self._depth else bool(names)
+            return self._of_numbers(node) if is_open else node
         taken, rest = found
         own = next((name for name, row in self._body.rows.items() if row == taken), None)
         value = ast.Name(own, ast.Load()) if own else self._body.sequence(taken, node)
@@ -260,6 +263,8 @@ class _Slices(ast.NodeTransformer):
 
     def _of_numbers(self, node: ast.Subscript) -> ast.expr:
         """A part at numbers that may be tensors, as that of the step is."""
+        if HELPERS in loaded([node.value]):
+            return node
         at = ast.Subscript(self._helper("index", node), node.slice, ast.Load())
         call = ast.Call(self._helper("part", node), [node.value, at], [])
         return _located(call, node)

@@ -121,11 +121,13 @@ class Helpers(Lists):
         body: Callable[..., Any],
         initial: Sequence[Callable[[], Any]],
         sequences: Sequence[Slices],
-        wanted: Sequence[bool],
+        wanted: Sequence[bool] = (),
+        held: Sequence[Callable[[], Any]] = (),
     ) -> tuple[list[Any], list[Any]]:
         """What the last step carries out, and the steps' results, stacked.
 
-        Of what isn't there before the first step, only what is `wanted` is carried out.
+        Of what isn't there before the first step, only what is `wanted` is carried out. A size
+        among what is `held`, which no step changes, is told to the steps by a tensor.
         """
         steps = _Range.of(bounds)
         given = [_defined(value) for value in initial]
@@ -134,12 +136,17 @@ class Helpers(Lists):
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         items: list[Any] = [steps.numbers()]
         items += [steps.taken(*each) for each in sequences]
+        kept = [_defined(value) for value in held]
+        sized = {at: torch.zeros(size, 0) for at, size in enumerate(kept) if _is_dim(size)}
 
         def step(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
             own = list(leaves)
             for at, leaf in zip(places, carry, strict=True):
                 own[at] = leaf
-            after, made = body(now[0], *pytree.tree_unflatten(own, spec), *now[1:])
+            own_kept = [
+                sized[at].shape[0] if at in sized else value for at, value in enumerate(kept)
+            ]
+            after, made = body(now[0], *pytree.tree_unflatten(own, spec), *now[1:], *own_kept)
             last = [after[at] for at in new]
             for at in lost:
                 after[at] = _UNDEFINED
@@ -349,6 +356,11 @@ def _expr(size: Any) -> Any:
 def _is_equal(size: Any, other: Any) -> bool:
     """Whether two sizes are the same, whatever the dims are."""
     return bool(_expr(size) == _expr(other))
+
+
+def _is_dim(value: Any) -> bool:
+    """Whether it is the size of an axis, of which a step knows when it is given such an axis."""
+    return isinstance(value, torch.SymInt) and value.node.expr.is_Symbol
 
 
 def _is_number(item: Any) -> bool:

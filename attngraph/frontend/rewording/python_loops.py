@@ -25,9 +25,7 @@ from unittest.mock import patch
 
 from attngraph.frontend.rewording.loop_bodies import HELPERS, Body, parsed
 from attngraph.frontend.rewording.loop_lists import Unread
-from attngraph.frontend.rewording.loop_names import (
-    read_after,
-)
+from attngraph.frontend.rewording.loop_names import loaded, read_after, stored
 from attngraph.frontend.rewording.loop_steps import Helpers
 from attngraph.frontend.rewording.row_loops import counted
 
@@ -78,6 +76,7 @@ class _Writer(ast.NodeTransformer):
 
     def __init__(self, function: ast.FunctionDef) -> None:
         self._function, self.written = function, 0
+        self._locals = stored(function.body)
 
     def visit_For(self, node: ast.For) -> Any:
         with suppress(Unread):
@@ -96,7 +95,9 @@ class _Writer(ast.NodeTransformer):
         if turn:
             bounds = f"{HELPERS}.backwards({bounds})"
         self.written += 1
-        given_names = ", ".join([body.index, *carried, *body.sequences])
+        known = {body.index, *body.assigned, *body.changed, *body.sequences}
+        held = sorted((loaded(body.statements) & self._locals) - known)
+        given_names = ", ".join([body.index, *carried, *body.sequences, *held])
         made = [*body.appended, *body.rows]
         results = f"return [{', '.join(carried)}], [{', '.join(made)}]"
         initial = ", ".join(f"lambda: {body.before.get(name, name)}" for name in carried)
@@ -110,7 +111,7 @@ class _Writer(ast.NodeTransformer):
             *(f"        {name} = {HELPERS}.own({name})" for name in sorted(body.changed)),
             f"        {results}",
             f"    {step}_after, {step}_made = {HELPERS}.run({bounds}, {step}, [{initial}], "
-            f"[{sequences}], {wanted})",
+            f"[{sequences}], {wanted}, [{', '.join(f'lambda: {name}' for name in held)}])",
             *(
                 f"    {HELPERS}.change({name}, {step}_after[{at}])"
                 if name in body.changed

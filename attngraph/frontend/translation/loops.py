@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from attngraph.errors import CaptureError
 from attngraph.frontend.sizes.symbols import Symbols
 from attngraph.frontend.translation.functional import Functional, functional_body
 from attngraph.frontend.translation.inline import BODY
@@ -35,6 +36,10 @@ class LoopTranslator(Translator):
             *(f"given_{at}" for at in range(len(given))),
         ]
         body.finish()
+        operands: Any = node.args[3]
+        for outer, own in zip(operands, body.given(len(operands)), strict=True):
+            if _is_size(outer) and self._read(outer) != body.size(own):
+                raise CaptureError(f"The loop at {self._locator.of(node)} has a size of its own.")
         self.asked += [replace(each, value=None) for each in body.asked]
         lifted = [
             self.graph.add_constant(f"{node.name}.{name}", data) for name, data in body.lifted
@@ -54,7 +59,8 @@ class LoopTranslator(Translator):
         self._parts[node] = list(created.outputs)
 
     def _group(self, items: Any) -> list[Value]:
-        return [self._tensor(item) for item in items]
+        """The tensors among what a loop is given; a size is that of its body as well."""
+        return [self._tensor(item) for item in items if not _is_size(item)]
 
 
 class _Body(LoopTranslator):
@@ -75,8 +81,17 @@ class _Body(LoopTranslator):
         infos = self._symbols.infos.items()
         self.graph.dims.update((name, info) for name, info in infos if name in used)
 
-    def _inputs(self) -> None:
+    def given(self, count: int) -> list[fx.Node]:
+        """The last inputs, sizes included."""
         nodes = [node for node in self._functional.graph.nodes if node.op == "placeholder"]
+        return nodes[len(nodes) - count :]
+
+    def size(self, node: fx.Node) -> Any:
+        return self._read(node)
+
+    def _inputs(self) -> None:
+        placeholders = [node for node in self._functional.graph.nodes if node.op == "placeholder"]
+        nodes = [node for node in placeholders if not _is_size(node)]
         for name, node in zip(self.named, nodes, strict=True):
             self._values[node] = self.graph.add_input(name, self._type(node.meta["val"]))
 
@@ -86,3 +101,8 @@ class _Body(LoopTranslator):
             self.lifted.append((name, data.detach()))
             self._values[node] = self.graph.add_input(name, self._type(data))
         return self._values[node]
+
+
+def _is_size(item: Any) -> bool:
+    value = item.meta.get("val") if isinstance(item, fx.Node) else item
+    return isinstance(value, (int, torch.SymInt))

@@ -72,7 +72,7 @@ class LoweringContext:
         self._counts: dict[str, int] = {}
         self._values: dict[Value, ir.Value] = {}
         self._plain: set[Hashable] | None = None
-        self._sizes = Sizes(self, graph.dims)
+        self._sizes: Sizes = Sizes(self, graph.dims, None if outer is None else outer._sizes)
 
     def has(self, op_type: str, domain: str = "") -> bool:
         """Whether the file may hold such an operator."""

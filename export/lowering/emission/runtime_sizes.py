@@ -38,12 +38,16 @@ class Sizes:
     """Emits sizes as 1-D i64 tensors of one element, each expression once per graph.
 
     A symbol is read from the first value in whose shape it stands alone: a graph input wherever
-    there is one, so that no size waits for a computation.
+    there is one, so that no size waits for a computation. In a loop's body, one that no value of
+    the body has is read in the graph around it, of the `outer` sizes.
     """
 
-    def __init__(self, emitter: Emitter, dims: Mapping[str, DimInfo]) -> None:
+    def __init__(
+        self, emitter: Emitter, dims: Mapping[str, DimInfo], outer: Sizes | None = None
+    ) -> None:
         self._emitter = emitter
         self._dims = dims
+        self._outer = outer
         self._zeros: dict[Dim, bool] = {}
         self._sources: dict[str, tuple[ir.Value, int, Dim] | ir.Value] = {}
 
@@ -251,6 +255,8 @@ class Sizes:
     def _symbol(self, expr: sympy.Symbol) -> ir.Value:
         source = self._sources.get(expr.name)
         op = self._emitter.op
+        if source is None and self._outer is not None:
+            return self._outer._symbol(expr)
         if source is None:
             raise LoweringError(f"The size of dim {expr.name} can't be read from any value.")
         if isinstance(source, ir.Value):
