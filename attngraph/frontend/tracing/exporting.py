@@ -24,6 +24,7 @@ from attngraph.errors import CaptureError
 from attngraph.frontend.interface.own_classes import make_known
 from attngraph.frontend.interface.shapes import Request, combine, requested_dims, without_names
 from attngraph.frontend.rewording.branches import followed_branches
+from attngraph.frontend.rewording.checked_types import unchecked_types
 from attngraph.frontend.rewording.comparisons import open_extremes
 from attngraph.frontend.rewording.constants import depends_on_data, known_in_text
 from attngraph.frontend.rewording.distributions import unvalidated
@@ -74,6 +75,7 @@ _ALWAYS = (
     open_extremes,
     recurrent_layers,
     rounded_up,
+    unchecked_types,
     unvalidated,
 )
 _ATTEMPTS = 7
