@@ -24,10 +24,14 @@ and input off by one rounding, and e_ref is the largest of their errors. Each of
 run as eager's, so what they show is the model's own noise and nothing that a candidate did. Rows in
 which such a run is past what rounding explains (below) took another branch, and widen nothing.
 
+**Sums.** A kernel may add the terms of a row one after another, by which a norm of one row of 768
+is off by more than all of eager's runs show. Where an output still fails, what that makes of it
+counts as well (export/parity/summation.py), if it is proportional, as rounding is.
+
 **Saturated outputs.** A kernel's sigmoid is accurate to eps of its range, 1, and torch's to eps of
-each value. Where an output still fails, what the former makes of it counts as well
-(export/parity/saturation.py), if it is proportional, as rounding is; a compile writes such
-functions in exponentials first, where it can (export/precision/gates.py).
+each value. Where an output fails even so, what the former makes of it counts in the same way
+(export/parity/saturation.py); a compile writes such functions in exponentials first, where it can
+(export/precision/gates.py).
 
 **Where float64 is another function.** A finite fill such as −1e9 absorbs a score in float32 and
 not in float64, so a fully masked row is uniform in one and not in the other; e_ref would be huge
@@ -237,7 +241,11 @@ def compare(
     found = _against(reference, candidate, precision, logits, runs)
     if found.passed:
         return found
-    found = _against(reference, candidate, precision, logits, runs, reference.gates())
+    sums = reference.sums()
+    found = _against(reference, candidate, precision, logits, runs, sums)
+    if found.passed:
+        return found
+    found = _against(reference, candidate, precision, logits, runs, (*sums, *reference.gates()))
     return dataclasses.replace(found, saturated=True)
 
 
@@ -247,9 +255,9 @@ def _against(
     precision: Precision,
     logits: Collection[str],
     runs: Sequence[Sequence[torch.Tensor]] = (),
-    gates: Sequence[Sequence[Sequence[torch.Tensor]]] = (),
+    nudged: Sequence[Sequence[Sequence[torch.Tensor]]] = (),
 ) -> Parity:
-    """`runs` are eager's further ones, each with a tensor per output, and `gates` pairs of such."""
+    """`runs` are eager's further ones, a tensor per output in each; `nudged` are pairs of such."""
     samples = [
         Sample.of(
             eager,
@@ -257,7 +265,7 @@ def _against(
             precision,
             [run[place] for run in runs],
             reference.single[place] if reference.single else None,
-            [[run[place] for run in pair] for pair in gates],
+            [[run[place] for run in pair] for pair in nudged],
         )
         for place, (eager, exact) in enumerate(zip(reference.eager, reference.exact, strict=True))
     ]

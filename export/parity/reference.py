@@ -24,11 +24,15 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.eager_loops import plain_loops
 from attngraph.export.parity.half_rounding import is_as_finite, narrow, rounded, rounding
-from attngraph.export.parity.saturation import SMALLER, nudging
+from attngraph.export.parity.nudging import SMALLER, Slacks, nudging
+from attngraph.export.parity.saturation import BOUNDED
+from attngraph.export.parity.summation import SUMS
 from attngraph.inference import inference, restored
 from attngraph.ir.storage import as_pairs, wraps
 
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Nudged: TypeAlias = Callable[[], tuple[tuple[tuple[torch.Tensor, ...], ...], ...]]
+"""Makes pairs of runs in float64, the second with a 16th of what the first is off."""
 
 _HALVES: dict[Precision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -55,7 +59,7 @@ class ReferenceOutputs:
     module again, SAMPLES times, on weights and inputs that differ by one rounding: what eager could
     as well have returned. `single` are the outputs in float32 where `eager` are those in a half.
     `gates` runs it in float64 with bounded functions as far off as a kernel's are, and with less of
-    that (saturation.py).
+    that (saturation.py), `sums` with sums over rows (summation.py).
     """
 
     names: tuple[str, ...]
@@ -64,7 +68,8 @@ class ReferenceOutputs:
     note: str = ""
     sample: Callable[..., tuple[tuple[torch.Tensor, ...], ...]] = tuple
     single: tuple[torch.Tensor, ...] = ()
-    gates: Callable[[], tuple[tuple[tuple[torch.Tensor, ...], ...], ...]] = tuple
+    gates: Nudged = tuple
+    sums: Nudged = tuple
 
     def cut(self, part: Callable[[Sequence[Any]], tuple[Any, ...]]) -> ReferenceOutputs:
         """Part of what each run returns; `part` is given None where float64 can't be had."""
@@ -75,6 +80,7 @@ class ReferenceOutputs:
             sample=lambda *eps: tuple(map(part, self.sample(*eps))),
             single=part(self.single) if self.single else (),
             gates=lambda: tuple(tuple(map(part, pair)) for pair in self.gates()),
+            sums=lambda: tuple(tuple(map(part, pair)) for pair in self.sums()),
         )
 
     def in_its_dtypes(self, candidate: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -141,8 +147,11 @@ class Reference:
             return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
         pairs = zip(tensors, exact, strict=True)
         doubled = tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
-        gates = functools.partial(self._gates, args, kwargs or {})
-        return ReferenceOutputs(names, tensors, doubled, sample=sample, single=single, gates=gates)
+        gates, sums = (
+            functools.partial(self._nudged, slacks, args, kwargs or {})
+            for slacks in (BOUNDED, SUMS)
+        )
+        return ReferenceOutputs(names, tensors, doubled, "", sample, single, gates, sums)
 
     def eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The outputs of one run of the module as it is."""
@@ -172,11 +181,11 @@ class Reference:
                 return tuple(self._halved(single, args, kwargs, nudge) for _ in range(SAMPLES))
             return tuple(self._tensors(args, kwargs, nudge) for _ in range(SAMPLES))
 
-    def _gates(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    def _nudged(
+        self, slacks: Slacks, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[tuple[torch.Tensor, ...], ...], ...]:
         def run(seed: int, size: float) -> tuple[torch.Tensor, ...]:
-            with inference(self.module), plain_loops(), nudging(size, seed):
+            with inference(self.module), plain_loops(), nudging(slacks, size, seed):
                 return tuple(tensor for _, tensor in self._exact(args, kwargs))
 
         eps = torch.finfo(torch.float32).eps

@@ -10,7 +10,7 @@ import torch
 
 from attngraph.export.formats import Precision
 from attngraph.export.parity.cancellation import cancelled
-from attngraph.export.parity.saturation import is_proportional
+from attngraph.export.parity.nudging import is_proportional
 
 DTYPE: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -55,7 +55,7 @@ class Sample:
         precision: Precision,
         runs: Sequence[torch.Tensor] = (),
         single: torch.Tensor | None = None,
-        gates: Sequence[Sequence[torch.Tensor]] = (),
+        nudged: Sequence[Sequence[torch.Tensor]] = (),
     ) -> Sample:
         eager = eager.detach().cpu()
         wide = eager.double()
@@ -90,7 +90,7 @@ class Sample:
         for error, whole in zip(off[1:], explained[1:], strict=True):
             branched = zero & (error.abs() > most)
             errors.append(torch.where(measured & whole & ~branched, error, 0.0))
-        for whole, part in gates:
+        for whole, part in nudged:
             if whole.shape != eager.shape:
                 continue
             noise, less = whole.double() - exact, part.double() - exact

@@ -227,6 +227,7 @@ NAMES_OPS = {
     "export/parity/half_rounding.py": "what torch's dispatcher calls the ops of a module",
     "passes/rewriting/sparse_products.py": "the axes that each product sums over",
     "export/parity/saturation.py": "what each bounded function is bounded by",
+    "export/parity/summation.py": "how each sum over rows is rounded",
 }
 _OP = re.compile(r"\b(?:aten|attn)\.")
 _BARE = frozenset(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.export.parity.budget import compare
+from attngraph.export.parity.nudging import is_proportional
 from attngraph.export.parity.reference import Reference
-from attngraph.export.parity.saturation import is_proportional
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -1,0 +1,67 @@
+"""A norm whose row is summed one term after another passes; one that is as far off elsewhere, not.
+
+onnxruntime's norms with a residual sum so: a row of 4096 features is off by several eps as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference
+
+EPS = torch.finfo(torch.float32).eps
+FEATURES = 4096
+
+
+class RMSNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def _in_turn(x: Tensor) -> Tensor:
+    """The norm of one row, its squares added up in float32 from the first to the last."""
+    squares = x.square().numpy().ravel()
+    total = torch.tensor(np.add.accumulate(squares, dtype=np.float32)[-1])
+    return x * torch.rsqrt(total / FEATURES + 1e-6)
+
+
+def _rows() -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(1, FEATURES) for _ in range(30)]
+
+
+def test_sums_in_turn_are_rounding() -> None:
+    module, needed = RMSNorm(), 0
+    for x in _rows():
+        reference = Reference(module, precision="fp32")((x,))
+        found = _in_turn(x)
+        assert compare(reference, [found], "fp32").passed
+        off = (found.double() - reference.exact[0]).square().mean().sqrt()
+        needed += float(off) > 4 * EPS
+    assert needed  # rows that are past what eager's own runs explain
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, RMSNorm])
+@pytest.mark.parametrize(("off", "passes"), [(10 * EPS, True), (80 * EPS, False)])
+def test_a_row_may_be_off_as_a_whole(kind: type[nn.Module], off: float, passes: bool) -> None:
+    module = RMSNorm() if kind is RMSNorm else kind(FEATURES)  # type: ignore[call-arg]
+    reference = Reference(module.requires_grad_(False), precision="fp32")((_rows()[0],))
+    assert compare(reference, [reference.eager[0] * (1 + off)], "fp32").passed is passes
+
+
+@pytest.mark.parametrize("where", ["element", "features"])
+def test_what_no_sum_explains_fails(where: Literal["element", "features"]) -> None:
+    """A row of which one element, or each by another share, is off by as much."""
+    reference = Reference(RMSNorm(), precision="fp32")((_rows()[0],))
+    wrong = reference.eager[0].clone()
+    if where == "element":
+        wrong[0, int(wrong.abs().argmax())] *= 1 + 80 * EPS
+    else:
+        wrong *= 1 + 40 * EPS * torch.randn(FEATURES).sign()
+    assert not compare(reference, [wrong], "fp32").passed
