@@ -235,7 +235,9 @@ def _quantized() -> list[str]:
             told = [errors.get(name, "none") for name in (quantized.NAIVE, quantized.OURS)]
             told += ["none" if time is None else f"{time:.2f}" for time in times]
             lines.append(f"| {row['workload']} | {row['kind']} | {' | '.join(told)} |")
-        lines += ["", f"{_before(result)} {measured_on(result)}", ""]
+        commits = sorted({row.get("commit", "") for row in result["rows"]} - {""})
+        of = f" Rows are of the commits {', '.join(commits)}." if len(commits) > 1 else ""
+        lines += ["", f"{_before(result)} {measured_on(result)}{of}", ""]
     if was_measured("quantized_decoding"):
         result = read("quantized_decoding")
         lines += [

@@ -8,7 +8,8 @@ norms that make a few features 20 times as large (`outliers`). Errors are the rm
 output's difference from the module in float64 over that output's, on other inputs than the file was
 compiled with. Engines run in processes of their own and take turns. Ratios are medians over the
 rounds, of CPU time, which other processes disturb far less than they do a clock. A machine that is
-busy to begin with is measured with `--anyway` only, and the page says so.
+busy to begin with is measured with `--anyway` only, and the page says so. Rows of an earlier record
+that aren't measured anew stay beside the new ones, with the commit that they are of.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import torch
 from attngraph.measuring.load import before
 from bench import workloads
 from bench.harness import in_process, in_turns, option, options_of
-from bench.machine import write
+from bench.machine import describe, read, was_measured, write
 
 WORKLOADS = ("bert_padded", "vit", "t5", "llama_prefill")
 KINDS = ("random", "peaked", "outliers")
@@ -148,6 +149,27 @@ def ratio(row: dict[str, Any], theirs: str, ours: str = OURS) -> float | None:
     return float(statistics.median(a / b for a, b in pairs))
 
 
+def kept_rows(
+    earlier: dict[str, Any], told: dict[str, Any], here: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """An earlier record's rows, with their commits, if they were measured in the same way: as many
+    layers and threads on the same processor, of packages of the same versions.
+    """
+    where = earlier["measured_on"]
+    same = [earlier[name] == told[name] for name in ("layers", "threads")]
+    same += [where[name] == here[name] for name in ("processor", "cores", "packages")]
+    return [{"commit": where["commit"], **row} for row in earlier["rows"]] if all(same) else []
+
+
+def in_place(
+    kept: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """These rows, and the earlier ones of other workloads and kinds, in the order of both lists."""
+    found = {(row["workload"], row["kind"]): row for row in (*kept, *rows)}
+    order = [(workload, kind) for workload in WORKLOADS for kind in KINDS]
+    return [found[each] for each in order if each in found]
+
+
 def main() -> None:
     options = options_of(
         __doc__,
@@ -164,14 +186,16 @@ def main() -> None:
     os.environ["BENCH_LAYERS"] = str(options.layers)
     rows: list[dict[str, Any]] = []
     told = {"layers": options.layers, "threads": options.threads, "others": load.others}
+    here = describe()
+    kept = kept_rows(read("quantized"), told, here) if was_measured("quantized") else []
     for workload in options.only or WORKLOADS:
         for kind in options.kinds or KINDS:
             row = measured(workload, kind, options.rounds, options.threads)
-            rows.append({"workload": workload, "kind": kind, **row})
+            rows.append({"workload": workload, "kind": kind, "commit": here["commit"], **row})
             errors = {name: f"{each['error']:.2%}" for name, each in row["engines"].items()}
             ratios = [f"{ratio(row, name) or 0:.2f} × {name}" for name in (NAIVE, FLOAT)]
             print(f"{workload}, {kind}: {errors}, {', '.join(ratios)} {row['failed']}", flush=True)
-            write("quantized", {**told, "rows": rows})
+            write("quantized", {**told, "rows": in_place(kept, rows)})
 
 
 if __name__ == "__main__":
