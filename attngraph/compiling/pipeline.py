@@ -151,8 +151,10 @@ def pipeline(
         for item in stages
     ]
     # A loop is read as a whole before its body is folded: a power that was rounded to a constant
-    # no longer equals the formula. What a body takes and gives is real by then.
+    # no longer equals the formula. What a body takes and gives is real by then, and its sums over
+    # kept inputs are convolutions, which split-loops knows states by.
     pairing, *reading = takewhile(lambda item: item.name != "constant-fold", stages)
     rest = stages[1 + len(reading) :]
-    first, second = LoopBodies((pairing, *reading)), LoopBodies(tuple(in_loops))
-    return [pairing, first, *reading, second, *rest]
+    convolving = [item for item in rest if item.name == "fuse-causal-conv"]
+    first = LoopBodies((pairing, *reading, *convolving))
+    return [pairing, first, *reading, LoopBodies(tuple(in_loops)), *rest]

@@ -21,6 +21,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import CHOICE, EXPAND, LAYOUT, RESHAPE
 from attngraph.passes.canonical.normal_form import FORMS
+from attngraph.passes.loops.batched_steps import Plan
 from attngraph.passes.loops.narrowing import Narrowing
 from attngraph.passes.loops.outer_steps import Outer
 from attngraph.passes.loops.scan_parts import ScanParts
@@ -275,9 +276,10 @@ class _Loop(ScanParts):
         """A value of a step for all steps (T, …), or as it is where all read the same."""
         if value in self.stacked:
             return self.stacked[value]
-        _, nodes = backward_slice([value], self.stacked.__contains__)
-        if not nodes and self.is_outside(value):
-            return self.outside(value)
+        leaves, nodes = backward_slice([value], self.stacked.__contains__)
+        if leaves and all(map(self.is_outside, leaves)):
+            fixed = Plan(value, tuple(leaves), tuple((node, node.op, node.attrs) for node in nodes))
+            return fixed.make(self.build, {}, self.outside)
         made = self.planned(value, set(self.items))
         return None if made is None else made.make(self.build, self.stacked, self.outside)
 

@@ -29,7 +29,7 @@ from attngraph.analysis.attention.roles import computed
 from attngraph.analysis.attention.weighted_sum import Below, hands_on
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.values.scalars import widens
+from attngraph.analysis.values.scalars import fill_of, widens
 from attngraph.analysis.walks import FAR, origin, readers, sources, users, varying, walk
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
@@ -37,6 +37,7 @@ from attngraph.ir.traits import (
     ACTIVATION,
     ADDITIVE,
     CAST,
+    CHOICE,
     CLAMP,
     GATHER,
     JOIN,
@@ -361,7 +362,8 @@ def _changed(anchor: Node) -> Declined | None:
             if len(user.outputs) != 1 or contraction_at(user) is not None:
                 continue
             rounds = user.op in CAST and not widens(user)
-            if function is not None or (hands_on(user) and not rounds):
+            chooses = user.op in CHOICE and fill_of(user) is None  # others in some places
+            if function is not None or (hands_on(user) and not rounds and not chooses):
                 yield user, function
             elif user.output.shape == anchor.output.shape or _keeps_keys(user, anchor):
                 yield user, user

@@ -115,6 +115,12 @@ def _is_of_inputs(node: Node) -> bool:
     return any(value.producer is None for value in walk(varying(node), above, limit=None))
 
 
+def _is_computed(side: Operand) -> bool:
+    """Whether a side of a product is computed from the inputs, not from their sizes alone."""
+    node = top(side).value.producer
+    return node is None or _is_of_inputs(node)
+
+
 def _has_pairs(power: Node) -> bool:
     """Whether the scores of exponentials are read from a product of activations."""
 
@@ -188,6 +194,8 @@ def _weighed(root: Node) -> Iterator[tuple[Node, Declined]]:
             continue  # scores that are weighed themselves: an index of heads
         if not _has_queries(weights, other, values, scores.product):
             continue  # values that a linear makes of another attention's
+        if not all(map(_is_computed, (other, *scores.product.sides))):
+            continue  # a transform: cosines and sines of a length that is open
         if (found := _name(scores, other, values, root)) is not None:
             yield scores.node, found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
@@ -81,7 +81,7 @@ class Body:
         if left & {*filled, *(taken.of for taken in self.rows.values())}:
             raise Unread  # reads what it fills
         self.read_first, _ = read_first(self.statements, set())
-        if self.changed & self.assigned & self.read_first:
+        if self.changed & self.assigned & self.read_first & _changed_early(self.statements):
             raise Unread  # another thing of the same name is changed
         self.changed -= self.assigned
         for each in (each for part in self.statements for each in ast.walk(part)):
@@ -226,6 +226,18 @@ class Body:
 
 def _is_list(item: ast.expr) -> bool:
     return isinstance(item, (ast.List, ast.Starred))
+
+
+def _changed_early(statements: Iterable[ast.stmt]) -> set[str]:
+    """The names of which a part is assigned before the step has given them to something else."""
+    early, known = set[str](), set[str]()
+    for part in statements:
+        for each in ast.walk(part):
+            match each:
+                case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()) if name not in known:
+                    early.add(name)
+        known = read_first([part], known)[1]
+    return early
 
 
 class _Slices(ast.NodeTransformer):

@@ -36,3 +36,19 @@ def test_values_made_of_an_attention_are_no_scores(scores: bool) -> None:
     graph = capture(Shared(scores=scores), (x, mask)).graph
     found = [declined.code for _, declined in without_softmax(graph)]
     assert found == ["linear-attention"] * scores
+
+
+class Convolved(nn.Module):
+    """A convolution by Fourier transforms of a length that is open: what multiplies the values is
+    made of cosines of sizes alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        table = torch.cos(places[:, None] * places / x.shape[1])
+        return torch.einsum("tu,bud->btd", table.exp(), torch.einsum("us,bsd->bud", table, x) * x)
+
+
+def test_tables_of_a_transform_are_no_keys() -> None:
+    shapes = ({1: torch.export.Dim("seq", max=64)},)
+    graph = capture(Convolved(), (torch.randn(2, 5, WIDTH),), dynamic_shapes=shapes).graph
+    assert not [*without_softmax(graph)]
