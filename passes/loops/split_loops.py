@@ -11,6 +11,7 @@ import torch
 from attngraph.analysis.recurrence.outer_step import read_outer_step
 from attngraph.analysis.recurrence.outer_terms import OuterStep
 from attngraph.analysis.recurrence.registers import read_register
+from attngraph.analysis.recurrence.steps import known_data
 from attngraph.analysis.recurrence.terms import described
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.errors import IRError
@@ -25,6 +26,7 @@ from attngraph.passes.loops.batched_steps import Plan
 from attngraph.passes.loops.narrowing import Narrowing
 from attngraph.passes.loops.outer_steps import Outer
 from attngraph.passes.loops.scan_parts import ScanParts
+from attngraph.passes.loops.shared_heads import spread_heads
 from attngraph.passes.loops.shown_steps import Convolution, Places
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
@@ -66,6 +68,11 @@ class SplitLoops:
                     done = _Loop(graph, node, places).split(checked, outer=self.recurrences)
                     if not done and self.recurrences:
                         _Loop(graph, node, places).split(checked, outer=False)
+            for node in list(graph) if self.recurrences else ():
+                if node.op == "attn.scan" and attribute(node, "scanned"):
+                    loop = _Loop(graph, node, places)
+                    if spread_heads(loop.body, loop.states):
+                        loop.split(checked, outer=True)
             Rewriter(graph, FORMS).run()  # operators over all steps meet in other forms than steps'
         return checked.remarks
 
@@ -337,8 +344,7 @@ class _Loop(ScanParts):
         return Intervals().of(self.stacked.get(value, self.fixed.get(value, value)))[0]
 
     def _data(self, value: Value) -> torch.Tensor | None:
-        own = self.fixed.get(value)
-        return value.data if own is None else own.data
+        return known_data(self.fixed.get(value, value))
 
 
 def _reaches(state: Value, value: Value) -> bool:

@@ -288,6 +288,41 @@ class Channels(nn.Module):
         return torch.stack(given, 1)
 
 
+class DecayBefore(Stepped):
+    """RWKV-5 as its paper has it: a decay that is computed of parameters in front of the loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        decay, state, given = torch.exp(-torch.exp(self.u))[..., None], self.zeros(x), []
+        for t in range(x.shape[1]):
+            own = k[:, :, t, :, None] @ v[:, :, t, None, :]
+            given.append(q[:, :, t, None, :] @ (self.u[..., None] * own + state))
+            state = own + decay * state
+        return self.joined(torch.cat(given, 2))
+
+
+class SharedKeys(nn.Module):
+    """Mamba-2 token by token: all heads have one key and one query, and einsums spread them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.u, self.dt = nn.Linear(WIDTH, HEADS * VALUES), nn.Linear(WIDTH, HEADS)
+        self.b, self.c = nn.Linear(WIDTH, KEYS), nn.Linear(WIDTH, KEYS)
+        self.a = nn.Parameter(torch.rand(HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, dt = self.u(x).unflatten(-1, (HEADS, VALUES)), F.softplus(self.dt(x))
+        b, c = self.b(x), self.c(x)
+        decay, given = torch.exp(-dt * self.a.exp()), []
+        state = x.new_zeros(x.shape[0], HEADS, VALUES, KEYS)
+        for t in range(x.shape[1]):
+            added = torch.einsum("bh,bn,bhp->bhpn", dt[:, t], b[:, t], u[:, t])
+            state = state * decay[:, t, :, None, None] + added
+            given.append(torch.einsum("bhpn,bn->bhp", state, c[:, t]).flatten(1))
+        return torch.stack(given, 1)
+
+
 class FaintScores(SwitchingRetention):
     """A product under a mask of decays, beside that of another head."""
 
@@ -309,6 +344,7 @@ class Held(nn.Module):
 
 READ: tuple[type[nn.Module], ...] = (
     *(FixedDecay, OneDecay, UnitKeys, UnitKeysOfLate, FeatureDecay, Bonus, DoubledBonus, Late),
+    *(DecayBefore, SharedKeys),
 )
 FAINT: tuple[type[nn.Module], ...] = (
     *(FaintValues, FaintKeys, FaintHeads, FaintSum, FaintKey, FaintQuery, FaintDecay),

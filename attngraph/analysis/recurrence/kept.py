@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from attngraph.analysis.recurrence.outer_terms import Runs
+from attngraph.analysis.recurrence.steps import known_data
 from attngraph.analysis.recurrence.uniform import is_affine
 from attngraph.analysis.rows.batching import rule_of
 from attngraph.ir import Graph, Node, Value
@@ -269,8 +270,7 @@ class _State:
         return found
 
     def _data(self, value: Value) -> torch.Tensor | None:
-        own = self.operands.get(value)
-        return value.data if own is None else own.data
+        return known_data(self.operands.get(value) or value)
 
 
 def _name_of(node: Node) -> str:
