@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FunctionType, ModuleType
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from types import CellType, FunctionType, ModuleType
 
 _CHECKERS = ("beartype", "jaxtyping", "pydantic")
 _WITHOUT = frozenset(
@@ -21,26 +20,48 @@ _WITHOUT = frozenset(
 
 @contextmanager
 def unchecked_types() -> Iterator[None]:
-    """Within it, each function of a module or of a class in one is what such a library wraps."""
-    replaced: list[tuple[Any, str, FunctionType]] = []
-    seen = set[int]()
+    """Within it, each function of a module or of a class in one is what such a library wraps.
+
+    What another decorator holds, in a variable of its closure, is so as well.
+    """
     checked = any(name in sys.modules for name in _CHECKERS)
-    for module in list(sys.modules.values()) if checked else ():
+    with ExitStack() as stack:
+        for space in _spaces() if checked else ():
+            for name, value in list(vars(space).items()):
+                if type(value) is not FunctionType:
+                    continue
+                if (inner := _unchecked(value)) is not value:
+                    setattr(space, name, inner)
+                    stack.callback(setattr, space, name, value)
+                for cell in _cells(inner):
+                    held = cell.cell_contents
+                    cell.cell_contents = _unchecked(held)
+                    stack.callback(setattr, cell, "cell_contents", held)
+        yield
+
+
+def _spaces() -> Iterator[ModuleType | type]:
+    """Modules that a model may be written in, and the classes that they name."""
+    seen = set[int]()
+    for module in list(sys.modules.values()):
         if not isinstance(module, ModuleType) or _package(module.__name__) in _WITHOUT:
             continue
-        for space in (module, *(each for each in vars(module).values() if isinstance(each, type))):
-            if id(space) in seen or _package(str(getattr(space, "__module__", ""))) in _WITHOUT:
-                continue
-            seen.add(id(space))
-            for name, value in list(vars(space).items()):
-                if type(value) is FunctionType and (inner := _unchecked(value)) is not value:
-                    replaced.append((space, name, value))
-                    setattr(space, name, inner)
-    try:
-        yield
-    finally:
-        for space, name, value in replaced:
-            setattr(space, name, value)
+        yield module
+        for value in list(vars(module).values()):
+            if isinstance(value, type) and id(value) not in seen:
+                seen.add(id(value))
+                if _package(str(getattr(value, "__module__", ""))) not in _WITHOUT:
+                    yield value
+
+
+def _cells(function: FunctionType) -> Iterator[CellType]:
+    """The variables of decorators around a function that hold it with checks around it."""
+    while type(inner := getattr(function, "__wrapped__", None)) is FunctionType:
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # a variable that has no value yet
+                if cell.cell_contents is inner and _unchecked(inner) is not inner:
+                    yield cell
+        function = inner
 
 
 def _unchecked(function: FunctionType) -> FunctionType:
