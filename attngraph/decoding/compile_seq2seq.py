@@ -138,11 +138,13 @@ def sources_of(
     (sample,) = parts.encoder.args
     axes = parts.encoder.dynamic_shapes["source"]
     main = next(iter(sample))
-    named = ((axis, d.__name__) for axis, d in (axes[main] or {}).items() if axis and _is_dim(d))
+    own = [(axis, d.__name__) for axis, d in (axes[main] or {}).items() if _is_dim(d)]
+    named = ((axis, name) for axis, name in own if axis)
     axis, dim = next(named, (1, None))
     random = torch.Generator().manual_seed(1)
     work = sum(value.numel() for value in parts.whole.parameters()) * _ROWS
-    fitting = [n for n in _LENGTHS if dim is not None and not ranges.broken({dim: n})]
+    rows = {name: _ROWS for axis, name in own if axis == 0}
+    fitting = [n for n in _LENGTHS if dim is not None and not ranges.broken({**rows, dim: n})]
     lengths = fitting or [sample[main].shape[axis]]
     for length in lengths:
         if length != lengths[0] and length * work > _WORK:

@@ -30,6 +30,7 @@ from attngraph.frontend.families.seq2seq import is_seq2seq, of_transformers
 from attngraph.frontend.files.load import Loaded
 from attngraph.frontend.interface.modalities import SOUND, SOUNDS, joined_by, refuse_mixed
 from attngraph.frontend.model import Model
+from attngraph.frontend.tracing.trace_errors import Specialised
 from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
@@ -150,7 +151,26 @@ def _seq2seq(request: Request) -> Parts:
         name = type(loaded.module).__name__
         raise UsageError(f"{name} of {loaded.source} is no encoder-decoder with a decoder of text.")
     parts = of_transformers(loaded.module, None, None, loaded.source)
-    return _of_parts(compile_seq2seq, parts, request)
+    try:
+        return _of_parts(compile_seq2seq, parts, request)
+    except CaptureError as error:
+        lengths = [
+            axis for axes in parts.encoder.dynamic_shapes["source"].values() for axis in axes
+        ]
+        if not any(lengths) or not _is_of(error, parts.encoder):
+            raise
+        cause = error.cause if isinstance(error, Specialised) else str(error)
+        raise CaptureError(
+            f"{cause} What it encodes can't have any length: give attngraph.optimize_seq2seq "
+            "samples of one length as source, and source_shapes without that axis."
+        ) from error
+
+
+def _is_of(error: CaptureError, part: Model) -> bool:
+    """Whether it was this part that couldn't be captured, whose inputs begin with a dict."""
+    if isinstance(error, Specialised):
+        return any(request.input.startswith("source[") for request in error.requests)
+    return f"trace {type(part.module).__name__} " in str(error)
 
 
 def _multimodal(request: Request) -> Parts:

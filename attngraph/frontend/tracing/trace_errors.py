@@ -54,27 +54,31 @@ _DEMANDS = ("Constraints violated", _NO_RULE)
 class Specialised(CaptureError):
     """Dims that were asked for became constants, or multiples of a number.
 
-    Where Python counts to one, `loop` is the place.
+    Where Python counts to one, `loop` is the place. `advice` is for who asked for the dims, and
+    `cause` the message without it.
     """
 
     def __init__(
         self,
-        message: str,
+        cause: str,
         requests: tuple[Request, ...],
         *,
+        advice: str = "",
         multiple: bool = False,
         loop: tuple[str, int] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{cause} {advice}".rstrip())
+        self.cause = cause
         self.requests, self.multiple, self.loop = requests, multiple, loop
 
 
 def specialised(request: Request, fixed: Places) -> Specialised:
     return Specialised(
         f"{sentence(request)} can't be dynamic: the model fixes it to {request.size}"
-        f"{where(request, fixed)}. Leave the dim static, or {rewrite(request, fixed)}; "
-        "if it can't be every size, ask for the sizes that the model takes (Dim.AUTO, name=auto).",
+        f"{where(request, fixed)}.",
         (request,),
+        advice=f"Leave the dim static, or {rewrite(request, fixed)}; if it can't be every size, "
+        "ask for the sizes that the model takes (Dim.AUTO, name=auto).",
         loop=loop_over(request, fixed),
     )
 
