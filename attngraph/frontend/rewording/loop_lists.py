@@ -22,6 +22,12 @@ class Rows(NamedTuple):
     def count(self) -> Any:
         return pytree.tree_leaves(self.stacked)[0].shape[0]
 
+    @property
+    def is_some(self) -> bool:
+        """Whether there is one at any size."""
+        count = self.count
+        return count > 0 if isinstance(count, int) else bool(count.node.expr.is_Symbol)
+
     def taken(self, index: Any) -> Any:
         """An element, or a slice's elements stacked."""
         return pytree.tree_map(lambda each: each[index], self.stacked)
@@ -38,9 +44,7 @@ class Steps(list[Any]):
 
     def __init__(self, pieces: Iterable[Any]) -> None:
         self.pieces = list(pieces)
-        super().__init__(
-            piece.taken(0) if isinstance(piece, Rows) else piece for piece in self.pieces
-        )
+        super().__init__(map(_shown, self.pieces))
 
     @staticmethod
     def of(value: Any) -> list[Any]:
@@ -97,7 +101,7 @@ class Steps(list[Any]):
     def extend(self, values: Iterable[Any]) -> None:
         for piece in Steps.of(values):
             self.pieces.append(piece)
-            super().append(piece.taken(0) if isinstance(piece, Rows) else piece)
+            super().append(_shown(piece))
 
     def pop(self, index: SupportsIndex = -1) -> Any:
         raise Unread("an element that is taken from a list that a loop fills")
@@ -135,7 +139,7 @@ class Steps(list[Any]):
                 if not left:
                     return piece
                 left -= 1
-            elif not left or at == len(pieces) - 1:  # a shorter list has no such element
+            elif at == len(pieces) - 1 == 0 or (not left and piece.is_some):
                 return piece.taken(-left - 1 if last else left)
             else:
                 break
@@ -167,6 +171,11 @@ class Steps(list[Any]):
         return self is other
 
     __hash__ = None
+
+
+def _shown(piece: Any) -> Any:
+    """What torch finds in the list, which it never computes with."""
+    return pytree.tree_leaves(piece.stacked)[0] if isinstance(piece, Rows) else piece
 
 
 class Lists:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._higher_order_ops.scan import scan
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from attngraph.frontend.rewording.loop_lists import Lists, Rows, Steps, Unread
@@ -123,19 +124,24 @@ class Helpers(Lists):
         sequences: Sequence[Slices],
         wanted: Sequence[bool] = (),
         held: Sequence[Callable[[], Any]] = (),
+        only_carries: bool = False,
     ) -> tuple[list[Any], list[Any]]:
         """What the last step carries out, and the steps' results, stacked.
 
         Of what isn't there before the first step, only what is `wanted` is carried out. A size
-        among what is `held`, which no step changes, is told to the steps by a tensor.
+        among what is `held`, which no step changes, is told to the steps by a tensor. Where steps
+        give no results and they `only_carries` something, a range that begins at 1 may be empty.
         """
         steps = _Range.of(bounds)
         given = [_defined(value) for value in initial]
+        lost = [at for at, value in enumerate(given) if value is _UNDEFINED]
+        are_places = not any(block for _, _, block in sequences)
+        before = steps.from_none() if only_carries and are_places and not lost else steps
         leaves, spec = pytree.tree_flatten(given)
         leaves = [_as_tensor(leaf) for leaf in leaves]
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        items: list[Any] = [steps.numbers()]
-        items += [steps.taken(*each) for each in sequences]
+        items: list[Any] = [before.numbers()]
+        items += [before.taken(*each) for each in sequences]
         kept = [_defined(value) for value in held]
         sized = {at: torch.zeros(size, 0) for at, size in enumerate(kept) if _is_dim(size)}
 
@@ -154,10 +160,12 @@ class Helpers(Lists):
             if how != spec or any(flat[at] is not leaves[at] for at in others):
                 raise Unread("another kind of thing is carried")
             flat = [_as_tensor(leaf) for leaf in flat]
+            if before is not steps:
+                for at in places:
+                    flat[at] = torch.where(now[0] >= steps.start, flat[at], own[at])
             made = pytree.tree_map(_as_tensor, [*made, *last])
             return [flat[at] for at in places], made
 
-        lost = [at for at, value in enumerate(given) if value is _UNDEFINED]
         new = [at for at in lost if wanted[at]]
         others = [at for at in range(len(leaves)) if at not in places]
         if places:
@@ -298,6 +306,16 @@ class _Range:
         if step not in (1, -1) and divide(_expr(stop - start), step) is None:
             raise Unread("a length that is no multiple of the step")
         return _Range(start, stop, step)
+
+    def from_none(self) -> _Range:
+        """The range from 0, of one that begins at 1 and may have one step or none: neither torch
+        nor ONNX has such a loop.
+        """
+        count = self.stop - self.start
+        is_short = isinstance(count, torch.SymInt) and not statically_known_true(count >= 2)
+        is_from_one = self.step == 1 and type(self.start) is int and self.start == 1
+        is_to_size = isinstance(self.stop, torch.SymInt) and self.stop.node.expr.is_Symbol
+        return _Range(0, self.stop, 1) if is_short and is_from_one and is_to_size else self
 
     def numbers(self) -> torch.Tensor:
         """All of them."""

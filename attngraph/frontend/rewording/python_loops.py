@@ -111,7 +111,8 @@ class _Writer(ast.NodeTransformer):
             *(f"        {name} = {HELPERS}.own({name})" for name in sorted(body.changed)),
             f"        {results}",
             f"    {step}_after, {step}_made = {HELPERS}.run({bounds}, {step}, [{initial}], "
-            f"[{sequences}], {wanted}, [{', '.join(f'lambda: {name}' for name in held)}])",
+            f"[{sequences}], {wanted}, [{', '.join(f'lambda: {name}' for name in held)}], "
+            f"{not made})",
             *(
                 f"    {HELPERS}.change({name}, {step}_after[{at}])"
                 if name in body.changed

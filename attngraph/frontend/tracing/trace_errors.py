@@ -30,6 +30,7 @@ _VMAP = (
 _RAISE = re.compile(r"(^|:)\s*raise\b")
 _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
 _COUNTS = re.compile(r"\bfor\b.*\brange\(")
+_ONE_BACK = re.compile(r",\s*-1\s*\)")
 _TOP_K = re.compile(r"\bk (not in|out of) range\b")
 _TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
 LOOKED_UP = "a size that is looked up"
@@ -116,6 +117,8 @@ def _counts_in_steps(line: str) -> bool:
     """Whether a line has a range with a step, as that over the blocks of an axis."""
     _, is_range, rest = line.partition("range(")
     depth = commas = 0
+    if _ONE_BACK.search(rest):
+        return False
     for sign in rest:
         depth += (sign in "([") - (sign in ")]")
         if depth < 0:
