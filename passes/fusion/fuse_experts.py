@@ -35,7 +35,6 @@ _FEW = 2
 """A form that multiplies each row with all experts takes less time than the operator does if rows
 take more than one of so many: with 2 of 8 it took 2.4 to 3.3 times as long."""
 _SWITCHES = "what is done to rows may be otherwise for others, or at other numbers of them"
-_NO_ACTIVATION = "no operator has what stands between an expert's products"
 _NO_KERNEL = "the operator is for float32"
 _IS_FASTER = "products of the rows that an expert takes, or of all rows, are faster as written"
 _SIGNED = "its weights may be negative"
@@ -83,7 +82,7 @@ class FuseExperts:
 def _read(checked: Checked, found: Mixture | Unread, in_codes: bool) -> Remark:
     """Makes the op, if a mixture is one; what became of it."""
     if isinstance(found, Unread):
-        return _kept(found.choice, _NO_ACTIVATION, found.node)
+        return _kept(found.choice, found.why, found.node)
     if found.x.dtype != torch.float32 or found.result.dtype != torch.float32:
         return _kept(found.choice, _NO_KERNEL, found.experts[0].down.node)
     if not (in_codes and _fits_codes(found)) and _is_slower(checked.graph, found):

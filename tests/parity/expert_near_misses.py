@@ -316,6 +316,27 @@ class LeastChosen(Stacked):
         return torch.where(weights < 1e-9, 0.0, weights), experts
 
 
+class Identities(Stacked):
+    """The last of them gives a row back (LongCat-Flash)."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return x if e == E - 1 else super().expert(x, e)
+
+
+class WeighedInput(Stacked):
+    """The weight of a row enters its expert, before the activation."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        for e in range(E):
+            row, place = torch.where(experts == e)
+            result.index_add_(0, row, self.expert(x[row] * weights[row, place, None], e))
+        return result
+
+
+TOLD = {Identities: "no products for 1 expert of it", WeighedInput: "other than rows of one x"}
+"""What no operator computes, and what its remark says."""
 ROUTED_BY_ITSELF = (SizedWeights, LittleBias, LeastChosen, LeastGate)
 """Of these the op is given weights and choices: it can't find them itself."""
 

@@ -95,6 +95,15 @@ def test_a_near_miss_stays(kind: type[torch.nn.Module]) -> None:
     _assert_as_eager(kind, graph)
 
 
+@pytest.mark.parametrize(("kind", "why"), near_misses.TOLD.items())
+def test_why_experts_stay_is_told(kind: type[torch.nn.Module], why: str) -> None:
+    graph = _captured(kind)
+    said = [r.reason for result in run(graph, make(PASSES)) for r in result.remarks]
+    assert _count(graph) == 0
+    assert len([reason for reason in said if why in reason]) == 1
+    _assert_as_eager(kind, graph)
+
+
 @pytest.mark.parametrize("kind", _each([*SWITCHING, *GATES]))
 def test_what_may_switch_beyond_the_trials_stays(kind: type[torch.nn.Module]) -> None:
     graph = _captured(kind)

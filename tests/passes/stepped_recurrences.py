@@ -323,6 +323,23 @@ class SharedKeys(nn.Module):
         return torch.stack(given, 1)
 
 
+class HardDecay(Stepped):
+    """A decay that is cut to 0 and to 1."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        decay = F.hardsigmoid(8 * now.q.sum(-1))
+        state = decay[..., None, None] * state + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class SignedDecay(Stepped):
+    """A decay between -1 and 1."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = torch.tanh(now.q)[..., None] * state + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
 class FaintScores(SwitchingRetention):
     """A product under a mask of decays, beside that of another head."""
 
@@ -344,7 +361,7 @@ class Held(nn.Module):
 
 READ: tuple[type[nn.Module], ...] = (
     *(FixedDecay, OneDecay, UnitKeys, UnitKeysOfLate, FeatureDecay, Bonus, DoubledBonus, Late),
-    *(DecayBefore, SharedKeys),
+    *(DecayBefore, SharedKeys, HardDecay),
 )
 FAINT: tuple[type[nn.Module], ...] = (
     *(FaintValues, FaintKeys, FaintHeads, FaintSum, FaintKey, FaintQuery, FaintDecay),
@@ -364,6 +381,7 @@ KEPT: dict[type[nn.Module], tuple[str, str]] = {
     MixedValues: ("declined", "mixed by a matrix"),
     SortedKeys: ("declined", "sort of a step isn't known for all steps at once"),
     DecayedSortedKeys: ("declined", "sort of a step isn't known for all steps at once"),
+    SignedDecay: ("declined", "decay isn't known to be at least 0"),
     SelectiveScan: ("declined", "decays by its own factor"),
     Channels: ("note", "one number for each channel"),
 }

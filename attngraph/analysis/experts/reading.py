@@ -17,6 +17,7 @@ from typing import TypeAlias
 from attngraph.analysis.experts.activation import Activation, read_activation
 from attngraph.analysis.experts.products import GROUPED, Product, read_product
 from attngraph.analysis.walks import walk
+from attngraph.errors import counted
 from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import divide, product, same
 from attngraph.ir.ops import attribute
@@ -33,6 +34,9 @@ from attngraph.ir.traits import (
 
 _MOST_CUTS = 12
 _MOST_WEIGHTS = 24
+_NO_ACTIVATION = "no operator has what stands between an expert's products"
+_EMPTY = "there are no products for {experts} of it"
+_OTHER_ROWS = "its experts read other than rows of one x, such as rows times their weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,11 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Experts of a choice between whose products `node` gives what no known activation does."""
+    """Experts of a choice that aren't those of an operator: why, and `node` shows it."""
 
     choice: Choice
     node: Node
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,10 @@ def mixture_of(graph: Graph, choice: Choice) -> Mixture | Unread | None:
         if read is None:
             continue
         x = _rows(choice, read)
-        if x is None or not x.shape[-1] == result.shape[-1] == read[0].down.width:
+        if x is None:
+            unread = unread or Unread(choice, read[0].ups[0].node, _OTHER_ROWS)
+            continue
+        if not x.shape[-1] == result.shape[-1] == read[0].down.width:
             continue
         if same(product(x.shape[:-1]), product(result.shape[:-1])):
             return Mixture(choice, x, result, read)
@@ -233,7 +241,7 @@ def _experts(downs: Sequence[Product], choice: Choice, stops: Callable[[Value], 
     """Each expert's products, of the last ones; None where they aren't two after each other."""
     alone = [down for down in downs if not down.matrices.stacked]
     if len(downs) != (choice.experts if alone else 1):
-        return None
+        return _empty(downs, choice, stops) if alone == [*downs] else None
     found: list[Expert] = []
     activation: Activation | None = None
     for down in downs:
@@ -242,10 +250,24 @@ def _experts(downs: Sequence[Product], choice: Choice, stops: Callable[[Value], 
             return None
         found_here = read_activation(ups, down.rows, activation)
         if found_here is None or activation not in (None, found_here):
-            return Unread(choice, down.rows.producer or down.node)
+            return Unread(choice, down.rows.producer or down.node, _NO_ACTIVATION)
         activation = found_here
         found.append(Expert(tuple(ups), down, activation))
     return tuple(found)
+
+
+def _empty(
+    downs: Sequence[Product], choice: Choice, stops: Callable[[Value], bool]
+) -> Unread | None:
+    """That some experts are none, as those which give a row back as it is: fewer than the others,
+    each of which has two matrices of its own.
+    """
+    missing = choice.experts - len(downs)
+    if not 0 < missing <= len(downs) or len(downs) < 2:
+        return None
+    if not all(1 <= len(_products([down.rows], choice, stops)) <= 2 for down in downs):
+        return None
+    return Unread(choice, downs[0].node, _EMPTY.format(experts=counted(missing, "expert")))
 
 
 def _products(

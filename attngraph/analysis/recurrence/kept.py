@@ -16,6 +16,7 @@ from attngraph.analysis.recurrence.outer_terms import Runs
 from attngraph.analysis.recurrence.steps import known_data
 from attngraph.analysis.recurrence.uniform import is_affine
 from attngraph.analysis.rows.batching import rule_of
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
@@ -39,6 +40,7 @@ _EARLY = "its delta rule corrects the state as it was before it decayed"
 _OTHER_KEY = "what it takes off its state is read by another key, or rate, than it is written by"
 _ADDED = "what is added to its state isn't the product of one key and one value"
 _READ = "its state is read otherwise than by one query"
+_SIGNED = "its decay isn't known to be at least 0, and the operator takes the logarithm of it"
 _UNREAD = "its terms weren't all found among the values of a step, for all steps at once"
 
 
@@ -205,7 +207,26 @@ class _State:
         reads = self._reads()
         if len(reads) != 1:
             return _READ, reads[-1] if reads else self.node
-        return self._apart() or (_UNREAD, self.node)
+        apart = self._apart()
+        is_signed = apart is None and self._may_be_negative(decay)
+        return apart or ((_SIGNED if is_signed else _UNREAD), behind[0] if is_signed else self.node)
+
+    def _may_be_negative(self, decay: torch.Tensor) -> bool:
+        """Whether a value of the step is the decay (B·H, X, Y), and may be below 0."""
+        runs = Runs(self.body, self.state, [self.after], [], self._data)
+        for value, x in (runs.known(0) or {}).items():
+            if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+                continue
+            shared = (decay[..., :1], decay[..., :1, :], decay[..., :1, :1])
+            own = [each for each in shared if each.numel() == x.numel()]
+            if any(_is_near(x.reshape(each.shape), each) for each in own):
+                return self._least(value) < 0
+        return False
+
+    def _least(self, value: Value) -> float:
+        while (node := value.producer) is not None and node.op in LAYOUT and node.inputs[0]:
+            value = node.inputs[0]
+        return Intervals().of(self.operands.get(value) or value)[0]
 
     def _apart(self) -> tuple[str, Node] | None:
         """The first op of a step before its state that isn't known to compute step by step."""

@@ -133,8 +133,14 @@ class Intervals:
                 return _joined(sides[1:])
             case "sin" | "cos" | "tanh":
                 return -1.0, 1.0
-            case "sigmoid":
+            case "sigmoid" | "hardsigmoid":
                 return 0.0, 1.0
+            case "hardtanh":
+                return _cut(sides[0], attribute(node, "min_val"), attribute(node, "max_val"))
+            case "relu6":
+                return _cut(sides[0], 0.0, 6.0)
+            case "reciprocal" if sides[0][0] >= 0:
+                return 0.0, math.inf
             case "linalg_vector_norm" | "abs" | "exp" | "exp2" | "sqrt" | "square":
                 return 0.0, math.inf
             case "softplus" if (number(attribute(node, "beta")) or 0.0) > 0:
