@@ -101,7 +101,7 @@ TASKS = (
 NAMES = tuple(dict.fromkeys(task.name for task in TASKS))
 
 
-ADAPTED = {
+_ADAPTED = {
     "SEQ_CLS": "text-classification",
     "TOKEN_CLS": "token-classification",
     "CAUSAL_LM": "text-generation",
@@ -124,6 +124,17 @@ def task_of(architecture: str) -> Task | None:
     listed = (t for t in TASKS if any(architecture in names for names in t.classes().values()))
     named = (t for t in TASKS if architecture.endswith(t.heads or ("\0",)))
     return next(whole, None) or next(listed, None) or next(named, None)
+
+
+def task_adapted(said: object, architecture: str | None) -> str | None:
+    """The name of the task that an adapter of peft says it is of; None where the class of its base
+    is to be taken as it was saved. To peft all that generates is a language model, one that sees or
+    listens too.
+    """
+    name = _ADAPTED.get(str(said))
+    own = None if architecture is None else task_of(architecture)
+    generates = any(task.name == name and task.kind != "model" for task in TASKS)
+    return None if generates and own is not None and own.kind != "model" else name
 
 
 def class_for(name: str, architecture: str | None, model_type: str) -> tuple[Task, str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from attngraph.checkpoints.tasks import task_adapted
 from attngraph.deployment.folder import OutputFolder
 from attngraph.deployment.kept import kept_files
 from attngraph.errors import LoadError
@@ -249,6 +250,52 @@ def test_the_class_is_that_which_was_adapted(base: Path, tmp_path: Path) -> None
     loaded = load(path)
     assert type(loaded.module).__name__ == "BertModel"
     assert loaded.settings["architectures"] == ["BertModel"]
+
+
+@pytest.mark.parametrize(
+    ("said", "architecture", "expected"),
+    [
+        ("CAUSAL_LM", "LlamaForCausalLM", None),
+        ("CAUSAL_LM", "LlavaForConditionalGeneration", None),
+        ("CAUSAL_LM", "Gemma3ForConditionalGeneration", None),
+        ("SEQ_2_SEQ_LM", "WhisperForConditionalGeneration", None),
+        ("CAUSAL_LM", "LlamaModel", "text-generation"),
+        ("CAUSAL_LM", None, "text-generation"),
+        ("SEQ_CLS", "LlamaForCausalLM", "text-classification"),
+        (None, "LlamaForCausalLM", None),
+    ],
+)
+def test_what_generates_stays_the_class_that_was_saved(
+    said: str | None, architecture: str | None, expected: str | None
+) -> None:
+    """peft calls models that see or listen language models, as all that generates."""
+    assert task_adapted(said, architecture) == expected
+
+
+def test_a_model_that_sees_still_does_with_an_adapter(tmp_path: Path) -> None:
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 48,
+    }
+    eyes = CLIPVisionConfig(**sizes, image_size=16, patch_size=8)
+    text = LlamaConfig(**sizes, vocab_size=90)
+    config = LlavaConfig(vision_config=eyes, text_config=text, image_token_index=89)
+    LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    query = "model.language_model.layers.0.self_attn.q_proj"
+    base, given = str(tmp_path / "base"), _factors(query)
+    loaded = load(_adapter(tmp_path / "adapter", base, given, task_type="CAUSAL_LM"))
+    assert loaded.task is not None
+    assert loaded.task.kind == "multimodal"
+    assert any("merged into 1 weights" in note for note in loaded.notes)
 
 
 def test_the_output_has_the_files_of_both(base: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from attngraph.checkpoints.folder import Folder, pickled
 from attngraph.checkpoints.plain import require_dense
 from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
-from attngraph.checkpoints.tasks import ADAPTED, Task
+from attngraph.checkpoints.tasks import Task, task_adapted
 from attngraph.errors import LoadError
 from attngraph.frontend.files.factory import Built, build
 from attngraph.frontend.files.names import kind_of, refuse_factory, require_factory
@@ -120,7 +120,7 @@ def _from_folder(
     adapter = folder.adapter
     if adapter is not None:
         require_plain(adapter.path, adapter.settings)
-        task = task or ADAPTED.get(str(adapter.settings.get("task_type")))
+        task = task or task_adapted(adapter.settings.get("task_type"), folder.architecture)
     kind, found = class_of(folder, task, trust_code=trust_code)
     found = _as_joined(found, kind, is_named=task is not None)
     if samples and found is not None:
