@@ -412,13 +412,23 @@ def _is_never_below_zero(total: sympy.Expr, infos: Mapping[str, DimInfo]) -> boo
     return bool(product.is_Mul and _range(product, infos).lower >= 0)
 
 
-def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
-    """An attribute or size without each `max`, `min` and quotient that the dims' ranges decide."""
+def settled(value: Any, infos: Mapping[str, DimInfo], known: dict[Any, Dim] | None = None) -> Any:
+    """An attribute or size without each `max`, `min` and quotient that the dims' ranges decide.
+
+    `known` is what was found of expressions before, which are many times in a graph; it is
+    extended.
+    """
     if isinstance(value, (list, tuple)):
-        return type(value)(settled(item, infos) for item in value)
+        return type(value)(settled(item, infos, known) for item in value)
     if not isinstance(value, sympy.Expr) or not value.has(*EXTREMES, torch_sympy.FloorDiv):
         return value
+    known = {} if known is None else known
+    if value not in known:
+        known[value] = _settled(value, infos)
+    return known[value]
 
+
+def _settled(value: sympy.Expr, infos: Mapping[str, DimInfo]) -> Dim:
     def decided(expr: Any) -> sympy.Expr:
         largest = isinstance(expr, LARGEST)
         kept = list(expr.args)

@@ -258,14 +258,15 @@ class Graph:
 
     def settle_sizes(self) -> None:
         """Sizes, and attributes that hold some, without each max and min that the dims decide."""
+        known: dict[Any, Dim] = {}
         for value in self.values():
             if isinstance(value.type, TensorType):
-                shape = settled(value.type.shape, self.dims)
+                shape = settled(value.type.shape, self.dims, known)
                 if shape != value.type.shape:
                     value.type = TensorType(value.type.dtype, shape)
                     self.epoch += 1
         for node in self:
-            attrs = {name: settled(item, self.dims) for name, item in node.attrs.items()}
+            attrs = {name: settled(item, self.dims, known) for name, item in node.attrs.items()}
             if attrs != node.attrs:
                 node.attrs = attrs
                 self.epoch += 1

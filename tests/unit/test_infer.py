@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attngraph.errors import IRError
 from attngraph.ir import Graph, parse, verify
+from attngraph.ir import dims as sizes
 from attngraph.ir.dims import DimInfo, parse_dim, same, settled, symbols_of
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
@@ -145,6 +148,28 @@ def test_sizes_of_a_graph_settle_in_types_and_attributes() -> None:
     epoch = graph.epoch
     graph.settle_sizes()
     assert graph.epoch == epoch
+
+
+def test_a_size_that_many_values_have_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks have the same few quotients in hundreds of shapes and attributes."""
+    text = """graph @main {
+  dim seq = 9 in 1..64
+  input %x : f32[(seq + 7) // 8, 8]
+  %a = aten.exp(%x)
+  %b = aten.sum.dim_IntList(%a) {dim = [1], keepdim = true}
+  %y = aten.expand(%b) {size = [(seq + 7) // 8, 4]}
+  return %y
+}"""
+    graph, found = parse(text), list[Any]()
+    own = sizes._settled
+
+    def counted(size: Any, infos: Any) -> Any:
+        found.append(size)
+        return own(size, infos)
+
+    monkeypatch.setattr(sizes, "_settled", counted)
+    graph.settle_sizes()
+    assert found == [parse_dim("(seq + 7) // 8")]
 
 
 @pytest.mark.parametrize(
