@@ -75,6 +75,14 @@ def test_what_no_size_breaks_is_not_told() -> None:
     assert said("a <= b", "a <= 2*b") == ["Sizes have a ≤ b: the model demands it at model.py:3."]
 
 
+def test_what_no_line_asks_is_told_of_the_trace() -> None:
+    def said(text: str) -> list[str]:
+        return list(demands(_read(text), DIMS, lambda _: ""))
+
+    assert said("b != 1") == ["Dim 'b' can't be 1, as torch.export traces the model."]
+    assert said("a <= b") == ["Sizes have a ≤ b, as torch.export traces the model."]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -35,17 +35,22 @@ def demands(
     place_of: Callable[[Condition], str],
 ) -> Iterator[str]:
     """A sentence for each dim of which a few sizes are excluded, and for each other condition that
-    excludes any; `place_of` says where the code asks it, ` at model.py:12 (…)`.
+    excludes any; `place_of` says where the code asks it, ` at model.py:12 (…)`. What no line of it
+    asks is told of the trace: torch takes any size for two or more, and n - 1 with it.
     """
     known: list[Condition] = []
     for name, sizes, excluding in excluded_sizes(conditions, dims):
         where = next((place for each in excluding if (place := place_of(each))), "")
         *others, last = map(str, sizes)
         said = f"{', '.join(others)} or {last}" if others else last
-        yield f"Dim {name!r} can't be {said}: the model demands it{where}."
+        yield f"Dim {name!r} can't be {said}{_demanded(where)}."
         known += excluding
     for condition in told([each for each in conditions if each not in known], dims, known):
-        yield f"Sizes have {shown(condition)}: the model demands it{place_of(condition)}."
+        yield f"Sizes have {shown(condition)}{_demanded(place_of(condition))}."
+
+
+def _demanded(where: str) -> str:
+    return f": the model demands it{where}" if where else ", as torch.export traces the model"
 
 
 def excluded_sizes(
