@@ -159,6 +159,8 @@ class _Maker:
         match name:
             case "pixel_values":
                 return 2 if isinstance(self._of_vision("num_frames"), int) else 1
+            case "inputs":
+                return 2
             case "input_values" | "input_features":
                 return 3
         return 1
@@ -195,10 +197,12 @@ class _Maker:
                 self._text("text_batch" if apart else "batch")
             case "attention_mask" if "input_ids" in self.found.kwargs:
                 pass
+            case "inputs" if form == 0:  # of any kind, such as Perceiver's: text or images
+                self._text("batch", name)
             case "decoder_input_ids":
                 self._target()
-            case "pixel_values" | "pixel_values_videos":
-                self._image(name, *seen, of_frames=form == 1)
+            case "pixel_values" | "pixel_values_videos" | "inputs":
+                self._image(name, *seen, of_frames=name != "inputs" and form == 1)
             case "input_values":
                 self._waveform(form)
             case "input_features":
@@ -214,7 +218,7 @@ class _Maker:
             "dynamic_shapes)."
         )
 
-    def _text(self, batch_name: str) -> None:
+    def _text(self, batch_name: str, name: str = "input_ids") -> None:
         most = longest(self.model)
         length = _TOKENS if most is None else min(_TOKENS, most)
         batch, seq = Dim(batch_name), Dim("seq", max=most)
@@ -225,7 +229,7 @@ class _Maker:
         if length > 1:
             dims[len(lead)] = seq
         shape = (*lead, length)
-        self.found.add("input_ids", self._tokens(shape), dims)
+        self.found.add(name, self._tokens(shape), dims)
         if "attention_mask" in self.taken:
             self.found.add("attention_mask", torch.ones(shape, dtype=torch.long), dims)
         if "token_type_ids" in self.taken and self._has_types():

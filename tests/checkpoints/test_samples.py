@@ -354,3 +354,36 @@ def test_a_series_of_which_the_config_says_less_is_refused(tmp_path: Path) -> No
     TimeSeriesTransformerModel(config).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="for whose input past_values attngraph has no samples"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "ImageClassificationFourier"])
+def test_inputs_of_any_kind_are_those_that_the_model_takes(tmp_path: Path, kind: str) -> None:
+    """Perceiver calls text and images the same."""
+    import transformers
+
+    is_text = kind.startswith("Sequence")
+    options = {
+        "num_latents": 4,
+        "d_latents": 32,
+        "d_model": 32 if is_text else 261,
+        "num_blocks": 1,
+        "num_self_attends_per_block": 1,
+        "num_self_attention_heads": 2,
+        "num_cross_attention_heads": 1,
+        "vocab_size": 90,
+        "max_position_embeddings": 40,
+    }
+    torch.manual_seed(0)
+    module = getattr(transformers, f"PerceiverFor{kind}")(transformers.PerceiverConfig(**options))
+    module.eval().save_pretrained(tmp_path)
+    if not is_text:
+        loaded = load(tmp_path)
+        assert [tuple(each.shape) for each in loaded.kwargs.values()] == [(2, 3, 56, 56)]
+        return
+    optimized = attngraph.optimize_checkpoint(tmp_path)
+    for rows, length in ((1, 1), (3, 13), (2, 40)):
+        ids = torch.randint(3, 90, (rows, length))
+        mask = (torch.arange(length) < torch.tensor([[length], [7], [5]])[:rows]).long()
+        with torch.no_grad():
+            expected = module(ids, attention_mask=mask).logits
+        torch.testing.assert_close(optimized(ids, mask).logits, expected, rtol=1e-5, atol=2e-6)
