@@ -27,6 +27,7 @@ from attngraph.ir.dims import (
     divide,
     format_dim,
     parse_dim,
+    rewritten,
     settled,
     shortened,
     shown_dim,
@@ -198,6 +199,29 @@ def multiples(conditions: Iterable[Condition]) -> dict[str, int]:
 def condition_rewritten(condition: Condition, known: Mapping[str, Dim]) -> Condition:
     """The condition with expressions in the place of these dims."""
     return condition.xreplace({symbol(name): sympy.sympify(dim) for name, dim in known.items()})
+
+
+def ties(conditions: Iterable[Condition]) -> dict[str, Dim]:
+    """The dims that are equal to another one, each with the one that stands for all of these."""
+    found: dict[str, Dim] = {}
+    for condition in conditions:
+        if isinstance(condition, sympy.Eq) and all(each.is_Symbol for each in condition.args):
+            kept, other = (rewritten(each, found) for each in condition.args)
+            if kept != other:
+                found = {name: rewritten(dim, {str(other): kept}) for name, dim in found.items()}
+                found[str(other)] = kept
+    return found
+
+
+def without_ties(value: Any, tied: Mapping[str, Dim]) -> Any:
+    """An attribute or size in which a quotient names one of several equal dims.
+
+    torch writes (8 * k) // q for what the equality of k and q makes 8.
+    """
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_ties(item, tied) for item in value)
+    is_quotient = isinstance(value, sympy.Expr) and value.has(torch_sympy.FloorDiv)
+    return rewritten(value, tied) if is_quotient else value
 
 
 def _is_mod(expr: sympy.Basic) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import IRError
-from attngraph.ir.conditions import Condition, condition_rewritten
+from attngraph.ir.conditions import Condition, condition_rewritten, ties, without_ties
 from attngraph.ir.dims import Dim, DimInfo, rewritten, settled
 from attngraph.ir.loc import UNKNOWN, Loc
 from attngraph.ir.types import TensorType, Type
@@ -257,16 +257,24 @@ class Graph:
         self.epoch += 1
 
     def settle_sizes(self) -> None:
-        """Sizes, and attributes that hold some, without each max and min that the dims decide."""
+        """Sizes, and attributes that hold some, without each max and min that the dims decide.
+
+        A quotient is one of as few dims as the conditions leave: that of a dim by an equal one.
+        """
         known: dict[Any, Dim] = {}
+        equal = ties(self.conditions)
+
+        def written(item: Any) -> Any:
+            return settled(without_ties(item, equal) if equal else item, self.dims, known)
+
         for value in self.values():
             if isinstance(value.type, TensorType):
-                shape = settled(value.type.shape, self.dims, known)
+                shape = written(value.type.shape)
                 if shape != value.type.shape:
                     value.type = TensorType(value.type.dtype, shape)
                     self.epoch += 1
         for node in self:
-            attrs = {name: settled(item, self.dims, known) for name, item in node.attrs.items()}
+            attrs = {name: written(item) for name, item in node.attrs.items()}
             if attrs != node.attrs:
                 node.attrs = attrs
                 self.epoch += 1

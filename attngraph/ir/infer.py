@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from attngraph.errors import IRError
-from attngraph.ir.conditions import Condition
+from attngraph.ir.conditions import Condition, ties, without_ties
 from attngraph.ir.dims import Dim, DimInfo, as_dim, is_of_a_run, settled, symbol, symbols_of
 from attngraph.ir.graph import Value
 from attngraph.ir.hashing import hashable
@@ -41,7 +41,9 @@ class TypeInference:
 
     def __init__(self, dims: dict[str, DimInfo], conditions: Iterable[Condition] = ()) -> None:
         self._dims = dims
+        conditions = tuple(conditions)
         self._from_two = frozenset(map(_from_two, conditions)) - {None}
+        self._ties = ties(conditions)
         self._larger: set[sympy.Symbol] = set()
         self._sizes: dict[str, torch.SymInt] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
@@ -64,6 +66,19 @@ class TypeInference:
         self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> tuple[Type, ...]:
         """The output types of an op. Raises IRError where its evaluation rejects the inputs."""
+        types = self._evaluated(definition, inputs, attrs)
+        if not self._ties:
+            return types
+        return tuple(
+            TensorType(each.dtype, without_ties(each.shape, self._ties))
+            if isinstance(each, TensorType)
+            else each
+            for each in types
+        )
+
+    def _evaluated(
+        self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
+    ) -> tuple[Type, ...]:
         key = (definition.name, tuple(v and v.type for v in inputs), hashable(attrs))
         if key in self._known:
             return self._known[key]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph import optimize
+from attngraph.errors import UsageError
 
 Cut = Callable[[Tensor, int], tuple[Tensor, ...]]
 
@@ -55,3 +56,28 @@ def test_batches_of_two_dims_are_not_taken_for_equal() -> None:
     optimized = optimize(model, samples, dynamic_shapes=({0: Dim("b")}, {0: Dim("c")}))
     x, y = torch.randn(2, 9, 4), torch.randn(4, 9, 4)
     torch.testing.assert_close(optimized(x, y), model(x, y), atol=1e-5, rtol=1e-5)
+
+
+class Cross(nn.Module):
+    """nn.MultiheadAttention views its keys by the batch of its queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        found: Tensor = self.attention(x, memory, memory)[0]
+        return found
+
+
+def test_a_size_that_an_equality_makes_a_number_is_one() -> None:
+    """Of batches that are equal torch keeps (8 * k) // q for a head's size."""
+    model = Cross().eval()
+    dims = ({0: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO})
+    compiled = optimize(model, (torch.randn(2, 5, 16), torch.randn(2, 7, 16)), dynamic_shapes=dims)
+    for batch, length in ((1, 3), (4, 20)):
+        given = torch.randn(batch, 5, 16), torch.randn(batch, length, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*given), model(*given))
+    with pytest.raises(UsageError, match="2"):
+        compiled(torch.randn(2, 5, 16), torch.randn(3, 7, 16))

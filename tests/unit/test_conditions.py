@@ -8,8 +8,16 @@ import random
 import pytest
 import sympy
 
-from attngraph.ir.conditions import always, arranged, at_sizes, parse_condition, shown
-from attngraph.ir.dims import DimInfo
+from attngraph.ir.conditions import (
+    always,
+    arranged,
+    at_sizes,
+    parse_condition,
+    shown,
+    ties,
+    without_ties,
+)
+from attngraph.ir.dims import DimInfo, parse_dim
 
 INFOS = {"n": DimInfo(low=2, high=9), "m": DimInfo(low=1, high=6)}
 
@@ -127,3 +135,19 @@ def test_what_is_arranged_holds_for_the_same_sizes(seed: int) -> None:
                 for name, size in zip(names, sizes, strict=True)
             }
             assert at_sizes(condition, at) == at_sizes(other, at), (condition, other, at)
+
+
+def test_equal_dims_have_one_that_stands_for_all() -> None:
+    said = ["a == b", "c == d", "d == b", "e == 2*a", "f >= a"]
+    tied = ties(map(parse_condition, said))
+    assert len(tied) == 3
+    assert len({*tied, *map(str, tied.values())}) == 4
+    assert len({*map(str, tied.values())}) == 1
+
+
+def test_only_quotients_are_written_without_equal_dims() -> None:
+    tied = ties([parse_condition("k == q")])
+    kept, quotient = parse_dim("k + q"), parse_dim("4*((8*k) // q)")
+    assert without_ties([kept, (quotient, "name")], tied) == [kept, (32, "name")]
+    other = parse_dim("(8*k) // n")
+    assert without_ties(other, {}) == other
