@@ -363,3 +363,40 @@ def test_large_weights_are_not_read_for_what_a_module_keeps(
     (note,) = state_notes(module, (ids,), {})
     assert "changes calls as it runs" in note
     assert module.calls == 3
+
+
+class Table(nn.Module):
+    """Angles of positions, kept in a buffer as rotary embeddings keep them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.speeds = nn.Parameter(torch.rand(4))
+        self.register_buffer("kept", torch.zeros(64, 4), persistent=False)
+
+    def forward(self, length: int) -> Tensor:
+        self.kept[:length] = self.kept[:length] + (torch.arange(length)[:, None] * self.speeds)
+        return self.kept[:length].cos()
+
+
+class Shared(nn.Module):
+    """Two layers with one table: the second adds to what the first has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleDict({"table": Table(), "linear": nn.Linear(4, 4)})
+        self.second = nn.ModuleDict({"table": self.first["table"], "linear": nn.Linear(4, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            x = layer["linear"](x) * layer["table"](x.shape[1])
+        return x.softmax(-1)
+
+
+def test_a_buffer_that_layers_share_is_one() -> None:
+    model = Shared().requires_grad_(False).eval()
+    dims = ({0: Dim("batch"), 1: Dim("seq", max=64)},)
+    compiled = attngraph.optimize(copy.deepcopy(model), (X,), dynamic_shapes=dims)
+    for batch, length in ((1, 1), (3, 9), (2, 64)):
+        x = torch.randn(batch, length, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), copy.deepcopy(model)(x))

@@ -119,7 +119,36 @@ def _retraced(program: ExportedProgram) -> ExportedProgram:
             # What led to the sizes that the first trace knew is still there, and nothing reads it.
             program.graph_module.graph.eliminate_dead_code()
             retraced = program.run_decompositions({})
+        except AssertionError:
+            if not _put_under_one_name(program):
+                raise
+            retraced = program.run_decompositions({})
     return retraced
+
+
+def _put_under_one_name(program: ExportedProgram) -> bool:
+    """Reads each weight and buffer by the first of its names; whether some had several.
+
+    Where a module that layers share writes into a buffer, torch retraces no program that has it
+    under the name of each layer.
+    """
+    graph, signature = program.graph_module.graph, program.graph_signature
+    stored = {**program.state_dict, **program.constants}
+    nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    first: dict[int, fx.Node] = {}
+    kept = []
+    for spec in signature.input_specs:
+        node, tensor = nodes[spec.arg.name], stored.get(spec.target or "")
+        known = node if tensor is None else first.setdefault(id(tensor), node)
+        if known is node:
+            kept.append(spec)
+        else:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)
+    found = len(kept) < len(signature.input_specs)
+    signature.input_specs[:] = kept
+    program.graph_module.recompile()
+    return found
 
 
 @contextmanager
