@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attngraph.checkpoints.adapters import _fits, _scale
+from attngraph.checkpoints.adapter_settings import _fits, scale_of
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.rules import Rules
 from attngraph.decoding.seq2seq import Wiring
@@ -145,5 +145,10 @@ def test_patterns_of_layers_are_patterns() -> None:
     ("settings", "rank"), [({"lora_alpha": "x"}, 4), ({"lora_alpha": [1]}, 4), ({}, 0)]
 )
 def test_a_scale_that_is_no_number_is_a_sentence(settings: dict[str, Any], rank: int) -> None:
-    with pytest.raises(LoadError, match="save the adapter again"):
-        _scale("q_proj", rank, settings, FILE)
+    with pytest.raises(LoadError, match=r"scales q_proj by .* save the adapter again"):
+        scale_of("q_proj", rank, {"r": rank, **settings}, FILE)
+
+
+def test_a_rank_that_the_factors_lack_is_a_sentence() -> None:
+    with pytest.raises(LoadError, match=r"says the rank 8 for q_proj, and its factors have 4"):
+        scale_of("q_proj", 4, {"r": 8}, FILE)
