@@ -29,8 +29,9 @@ class Slack:
     together: int = 0
 
 
-Slacks: TypeAlias = Mapping[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Slack]]
-"""By the operator's name without overload; called with the operator, before it runs."""
+Slacks: TypeAlias = Mapping[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Slack | None]]
+"""By the operator's name without overload; called with the operator, before it runs. None where it
+is exact."""
 
 
 def is_proportional(whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
@@ -46,9 +47,9 @@ def _dispatch(
     mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
     slack = mode.slacks.get(func._opname.removesuffix("_"))
-    if slack is None:
+    allowed = None if slack is None else slack(func, args, kwargs or {})
+    if allowed is None:
         return func(*args, **(kwargs or {}))
-    allowed = slack(func, args, kwargs or {})
     most, apart = allowed.at_most.double(), allowed.at_most.dim() - allowed.together
     shape = (*most.shape[:apart], *[1] * allowed.together)
     drawn = 2 * torch.rand(shape, generator=mode.random, dtype=torch.float64) - 1

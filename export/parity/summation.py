@@ -24,7 +24,9 @@ def _deviation(terms: int) -> float:
     return math.sqrt(terms) / 6
 
 
-def _sum(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack:
+def _sum(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
+    if not args[0].is_floating_point():  # whole numbers, or what a mask counts
+        return None
     size = func(args[0].abs(), *args[1:], **kwargs)
     return Slack(size * _deviation(args[0].numel() // max(size.numel(), 1)))
 

@@ -65,3 +65,18 @@ def test_what_no_sum_explains_fails(where: Literal["element", "features"]) -> No
     else:
         wrong *= 1 + 40 * EPS * torch.randn(FEATURES).sign()
     assert not compare(reference, [wrong], "fp32").passed
+
+
+class Counted(nn.Module):
+    """Divides by how many positions a mask shows, which is a whole number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shown = x > -10
+        return x.sum(-1, keepdim=True) / shown.sum(-1, keepdim=True) + shown.double().mean()
+
+
+def test_what_a_mask_counts_is_exact() -> None:
+    reference = Reference(Counted(), precision="fp32")((_rows()[0],))
+    assert not compare(reference, [reference.eager[0] * 2], "fp32").passed
+    for pair in reference.sums():
+        assert all(each.isfinite().all() for run in pair for each in run)
