@@ -166,7 +166,7 @@ def _filled(
     except Exception as error:
         said = f"{reason_of(error)}{sizes_said(folder)}"
         return None, {}, f"{said}; mend {CONFIG}, or give the weights to a --factory that makes it"
-    if missing := sorted(info["missing_keys"] - set(given)):
+    if missing := sorted({*info["missing_keys"]} - {*given}):
         said = f"{len(missing)} of its weights are in no file ({_first(missing)})"
         if left := sorted(info["unexpected_keys"]):
             said += f", and it has no place for others in them ({_first(left)})"
