@@ -6,6 +6,7 @@ would be read as if its codes were the numbers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -38,13 +39,17 @@ def require_floats(
     """Raises LoadError for codes, or complex numbers, in the place of a module's real ones.
 
     Its names may not be those of the file: what is whole numbers there may be so in a tensor of the
-    module that has the same last name.
+    module that has the same last name. What transformers passes over without a word, as the causal
+    masks that earlier versions saved, is in no place.
     """
-    own = [*module.named_parameters(), *module.named_buffers()]
-    leaves = {name.rpartition(".")[2] for name, data in own if not data.is_floating_point()}
+    own = dict([*module.named_parameters(), *module.named_buffers()])
+    leaves = {name.rpartition(".")[2] for name, data in own.items() if not data.is_floating_point()}
+    passed_over = list(getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ())
     for name, data in weights.items():
         leaf = name.rpartition(".")[2]
         if data.is_floating_point() or name in unused or leaf in leaves:
+            continue
+        if name not in own and any(re.search(pattern, name) for pattern in passed_over):
             continue
         kind = str(data.dtype).removeprefix("torch.")
         if data.is_complex():

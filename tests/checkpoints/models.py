@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from attngraph.frontend.files.load import Loaded
 from tests.models import present
 
 _TEXT: dict[str, Any] = {
@@ -138,3 +139,16 @@ def rewritten(path: Path, **changes: Any) -> None:
     config = json.loads((path / "config.json").read_text())
     config |= changes
     (path / "config.json").write_text(json.dumps(config))
+
+
+def assert_as_transformers_loads_it(loaded: Loaded, path: Path) -> None:
+    """Every parameter, and every buffer, those too that no file has."""
+    module: Any = loaded.module
+    expected = type(module).from_pretrained(path, dtype="auto")
+    for kind in ("named_parameters", "named_buffers"):
+        found, wanted = dict(getattr(module, kind)()), dict(getattr(expected, kind)())
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert found[name].dtype == tensor.dtype, name
+            assert torch.equal(found[name], tensor), name
+    assert not module.training
