@@ -1,8 +1,8 @@
 """How accurate a kernel's sums over rows are: terms may be added one after another.
 
 torch adds pairwise. onnxruntime's norms with a residual add the squares of a row to one float, so
-with n terms of one sign the k-th partial sum, k/n of the whole, is rounded by up to half an eps of
-itself: a variance of eps² · (k/n)² / 12, and for all n a deviation of eps · √n / 6. It is one for
+each partial sum p is rounded by up to half an eps of itself: a variance of eps² · p² / 12, and of
+the whole a deviation of eps · √(Σ p² / 12), which is eps · √n / 6 for n equal terms. It is one for
 the row, so a row of hundreds of elements is one sample of it, and eager's own run shows none.
 
 So the float64 run is repeated with each such sum off by up to that deviation (nudging.py).
@@ -10,7 +10,6 @@ So the float64 run is repeated with each such sum off by up to that deviation (n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,31 +17,56 @@ import torch
 
 from attngraph.export.parity.nudging import Slack, Slacks
 
+_TINY = torch.finfo(torch.float64).tiny
 
-def _deviation(terms: int) -> float:
-    """Of a sum of so many terms of one sign, in eps of it."""
-    return math.sqrt(terms) / 6
+
+def _deviation(terms: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """Of sums over these axes, or over all if there are none, in eps; the axes are gone."""
+    own = [axis % terms.dim() for axis in axes] or [*range(terms.dim())]
+    kept = [axis for axis in range(terms.dim()) if axis not in own]
+    rows = terms.permute(*kept, *own).reshape(*(terms.shape[axis] for axis in kept), -1)
+    return rows.cumsum(-1).square().sum(-1).div(12).sqrt()
+
+
+def _axes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    given = args[1] if len(args) > 1 else kwargs.get("dim")
+    return [given] if isinstance(given, int) else list(given or ())
 
 
 def _sum(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
-    if not args[0].is_floating_point():  # whole numbers, or what a mask counts
+    x = args[0]
+    if not x.is_floating_point() or not x.numel():  # whole numbers, or what a mask counts
         return None
-    size = func(args[0].abs(), *args[1:], **kwargs)
-    return Slack(size * _deviation(args[0].numel() // max(size.numel(), 1)))
+    result = func(*args, **kwargs)
+    off = _deviation(x, _axes(args, kwargs)).reshape(result.shape)
+    if func._opname == "mean":
+        off = off * result.numel() / x.numel()
+    return Slack(off)
 
 
-def _variance(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack:
+def _variance(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
+    x, axes = args[0], _axes(args, kwargs)
+    if not x.numel():
+        return None
     found = func(*args, **kwargs)
-    size = found[0] if isinstance(found, tuple) else found
-    return Slack(size * _deviation(args[0].numel() // max(size.numel(), 1)))
+    result = found[0] if isinstance(found, tuple) else found
+    squares = (x - x.mean(axes or None, keepdim=True)).square()
+    total = squares.sum(axes or None).reshape(result.shape)
+    share = _deviation(squares, axes).reshape(result.shape) / total.clamp_min(_TINY)
+    return Slack(result * share)
 
 
-def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack:
+def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
     """Of a norm over the last axes, the root of a row's sum of squares: off by half as much."""
-    shape, rows = args[1], func(*args, **kwargs)[0]
-    if func is torch.ops.aten.native_layer_norm.default and args[3] is not None:
-        rows = rows - args[3]
-    return Slack(rows.abs() * (_deviation(math.prod(shape)) / 2), together=len(shape))
+    x, axes = args[0], [*range(-len(args[1]), 0)]
+    rows = func(*args, **kwargs)[0]
+    if func is torch.ops.aten.native_layer_norm.default:
+        x = x - x.mean(axes, keepdim=True)
+        rows = rows if args[3] is None else rows - args[3]
+    squares = x.square()
+    total = squares.sum(axes, keepdim=True)
+    share = _deviation(squares, axes).reshape(total.shape) / total.clamp_min(_TINY)
+    return Slack(rows.abs() * share / 2, together=len(axes))
 
 
 SUMS: Slacks = {

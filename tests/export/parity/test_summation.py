@@ -100,3 +100,25 @@ def test_a_run_that_fails_shows_nothing() -> None:
     reference = Reference(Guarded(x), precision="fp32")((x,))
     assert reference.sums() == ()
     assert not compare(reference, [reference.eager[0] * (1 + 40 * EPS)], "fp32").passed
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum((1, 2), keepdim=True)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_sums_are_off_by_what_their_partial_sums_are_rounded(signed: bool) -> None:
+    """Terms of both signs have small partial sums: as far off as those of one sign is too far."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 32, 128)
+    x = x if signed else x.abs()
+    reference = Reference(Sum(), precision="fp32")((x,))
+    exact = x.double().flatten(1).cumsum(1).square().sum(1).div(12).sqrt()
+    off = torch.stack([run[0][0] - reference.exact[0] for run in reference.sums()]).flatten(1)
+    share = off.abs() / (EPS * exact)
+    assert share.max() <= 1
+    assert share.max() > 1 / 2
+    of_one_sign = EPS * 4096**0.5 / 6 * x.abs().double().sum((1, 2), keepdim=True)
+    found = (reference.exact[0] + of_one_sign).to(torch.float32)
+    assert compare(reference, [found], "fp32").passed is not signed
