@@ -43,13 +43,15 @@ def test_sizes_are_ints_to_checks() -> None:
         torch.testing.assert_close(compiled(x), model(x))
 
 
-def test_checks_are_back_afterwards() -> None:
-    checked, size = halved, torch.Size([2, 4, 2, 1])
+def test_calls_without_a_size_are_checked_as_before() -> None:
+    checked = halved
     with unchecked_types():
-        assert halved is checked.__wrapped__
-        Heads()(torch.ones(2, 4, 2), [*size])
+        assert halved is not checked
+        halved(torch.ones(1, 2), 1)
+        with pytest.raises(BeartypeCallHintParamViolation):
+            halved(torch.ones(1, 2), "1")
+        with pytest.raises(BeartypeCallHintParamViolation):
+            Heads()(torch.ones(2, 4, 2), [2, 4, 2, 1])
     assert halved is checked
     with pytest.raises(BeartypeCallHintParamViolation):
-        halved(torch.ones(1, 2), "1")
-    with pytest.raises(BeartypeCallHintParamViolation):
-        Heads()(torch.ones(2, 4, 2), [*size])
+        Heads()(torch.ones(2, 4, 2), [2, 4, 2, 1])

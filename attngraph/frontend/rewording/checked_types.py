@@ -1,15 +1,21 @@
 """Functions of which a library checks the arguments: beartype, jaxtyping, pydantic.
 
 A size is an int to the model's code, and during a trace an object of torch's own, which such a
-check refuses, or makes a number of. So what the library wraps is traced without the check.
+check refuses, or makes a number of. So where a size is given to what the library wraps, it is
+called without the check; in any other call what the library checks or converts is as it was.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 _CHECKERS = ("beartype", "jaxtyping", "pydantic")
 _WITHOUT = frozenset(
@@ -20,9 +26,9 @@ _WITHOUT = frozenset(
 
 @contextmanager
 def unchecked_types() -> Iterator[None]:
-    """Within it, each function of a module or of a class in one is what such a library wraps.
+    """Within it, sizes pass to each function of a module, or of a class in one, that is checked.
 
-    What another decorator holds, in a variable of its closure, is so as well.
+    Also to what another decorator holds, in a variable of its closure.
     """
     checked = any(name in sys.modules for name in _CHECKERS)
     with ExitStack() as stack:
@@ -31,13 +37,23 @@ def unchecked_types() -> Iterator[None]:
                 if type(value) is not FunctionType:
                     continue
                 if (inner := _unchecked(value)) is not value:
-                    setattr(space, name, inner)
+                    setattr(space, name, _passing(value, inner))
                     stack.callback(setattr, space, name, value)
                 for cell in _cells(inner):
                     held = cell.cell_contents
-                    cell.cell_contents = _unchecked(held)
+                    cell.cell_contents = _passing(held, _unchecked(held))
                     stack.callback(setattr, cell, "cell_contents", held)
         yield
+
+
+def _passing(checked: FunctionType, inner: FunctionType) -> Callable[..., Any]:
+    @functools.wraps(checked)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        has_sizes = any(isinstance(leaf, (torch.SymInt, torch.SymFloat)) for leaf in leaves)
+        return (inner if has_sizes else checked)(*args, **kwargs)
+
+    return called
 
 
 def _spaces() -> Iterator[ModuleType | type]:
