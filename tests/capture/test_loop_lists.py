@@ -19,6 +19,8 @@ OPERATIONS: tuple[Callable[[Any], Any], ...] = (
     lambda a: a[1:],
     lambda a: a[3:],
     lambda a: a[:-1],
+    lambda a: a[:-3],
+    lambda a: a[1:-3],
     lambda a: a[1:-1],
     lambda a: a[::-1],
     lambda a: Lists.listed(a),
@@ -54,9 +56,15 @@ def test_a_list_is_changed_in_place() -> None:
         each.append(elements[1])
         each += [elements[3]]
     assert torch.equal(made.whole(), torch.stack(plain))
-    for ask in (len, iter, list, lambda of: of[1:4], lambda of: of.pop()):
+    asks: list[Callable[[Any], Any]] = [len, iter, list, reversed, sorted, bool]
+    asks += [lambda of: of[1:4], lambda of: of[:0], lambda of: of[-2:], lambda of: of.pop()]
+    asks += [lambda of: elements[0] in of, lambda of: of.index(elements[0]), lambda of: of.sort()]
+    for ask in asks:
         with pytest.raises(Unread):
-            ask(made)  # type: ignore[operator]
+            ask(made)
+    made.clear()
+    made.append(elements[0])
+    assert torch.equal(made.whole(), elements[0][None])
 
 
 class Computes(nn.Module):

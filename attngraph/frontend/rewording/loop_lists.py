@@ -86,7 +86,13 @@ class Steps(list[Any]):
         return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
     def reverse(self) -> None:
-        self.__init__(self[::-1].pieces)  # type: ignore[misc]
+        pieces = self[::-1].pieces
+        self.clear()
+        self.extend(Steps(pieces))
+
+    def clear(self) -> None:
+        self.pieces.clear()
+        super().clear()
 
     def append(self, value: Any) -> None:
         self.pieces.append(value)
@@ -103,10 +109,19 @@ class Steps(list[Any]):
             self.pieces.append(piece)
             super().append(_shown(piece))
 
-    def pop(self, index: SupportsIndex = -1) -> Any:
-        raise Unread("an element that is taken from a list that a loop fills")
+    def _unread(self, *unused: Any, **named: Any) -> Any:
+        raise Unread("a change of a list that a loop fills, or what asks for each of its elements")
 
-    remove = __delitem__ = __setitem__ = __imul__ = __mul__ = pop  # type: ignore[assignment]
+    pop: Any = _unread
+    remove: Any = _unread
+    sort: Any = _unread
+    index: Any = _unread
+    __delitem__: Any = _unread
+    __setitem__: Any = _unread
+    __imul__: Any = _unread
+    __mul__: Any = _unread
+    __contains__: Any = _unread
+    __reversed__: Any = _unread
 
     def copy(self) -> Steps:
         return Steps(self.pieces)
@@ -153,13 +168,14 @@ class Steps(list[Any]):
                 piece.turned() if isinstance(piece, Rows) else piece for piece in self.pieces[::-1]
             )
         are_known = all(end is None or type(end) is int for end in (start, stop))
-        if step not in (None, 1) or not are_known or (start or 0) < 0 or (stop or -1) >= 0:
+        is_of_ends = (start is None or start >= 0) and (stop is None or stop < 0)
+        if step not in (None, 1) or not (are_known and is_of_ends):
             raise Unread("a part of a list that a loop fills")
-        front, behind = start or 0, -(stop or 0)
-        are_rows = [isinstance(piece, Rows) for piece in self.pieces]
-        if any(are_rows[:front]) or any(are_rows[len(are_rows) - behind :]):
+        left = self.pieces[start:stop]
+        kept = set(map(id, left))
+        if any(isinstance(piece, Rows) and id(piece) not in kept for piece in self.pieces):
             return Steps([Rows(Rows(self.whole()).taken(slice(start, stop)))])
-        return Steps(self.pieces[front : len(self.pieces) - behind])
+        return Steps(left)
 
     def __iter__(self) -> Iterator[Any]:
         raise Unread("the elements of a list that a loop fills")
