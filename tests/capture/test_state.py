@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from torch.export import Dim
 import attngraph
 from attngraph import mapped
 from attngraph.errors import CaptureError
-from attngraph.frontend.capture import capture
+from attngraph.frontend.capture import capture, from_program
 from attngraph.frontend.interface import stand_ins as stand_in_weights
 from attngraph.frontend.interface.stand_ins import stand_ins
 from attngraph.frontend.interface.state import state_notes
+from attngraph.ir import interpret
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 _CALLS = [0]
@@ -400,3 +402,16 @@ def test_a_buffer_that_layers_share_is_one() -> None:
         x = torch.randn(batch, length, 4)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), copy.deepcopy(model)(x))
+
+
+def test_a_shared_buffer_of_a_file_is_one(tmp_path: Path) -> None:
+    """Read from a file its names are of two tensors over one memory."""
+    model = Shared().requires_grad_(False).eval()
+    program = torch.export.export(
+        copy.deepcopy(model), (X,), dynamic_shapes=({0: Dim("batch"), 1: Dim("seq", max=64)},)
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    graph = from_program(torch.export.load(tmp_path / "model.pt2")).graph
+    for batch, length in ((1, 1), (3, 9)):
+        x = torch.randn(batch, length, 4)
+        torch.testing.assert_close(interpret(graph, [x])[0], copy.deepcopy(model)(x))

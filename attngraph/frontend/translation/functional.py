@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ from attngraph.frontend.translation.written_views import replace_written
 from attngraph.frontend.watching.locations import Locator
 from attngraph.inference import AS_WRITTEN
 from attngraph.ir.ops import op_name
-from attngraph.ir.storage import memory_of
+from attngraph.ir.storage import memory_of, place_of
 
 IDENTITY_IN_PLACE = frozenset(["aten.detach_", "aten.dropout_", "aten.lift_fresh"])
 _OUT_OF_PLACE = {
@@ -135,11 +135,11 @@ def _put_under_one_name(program: ExportedProgram) -> bool:
     graph, signature = program.graph_module.graph, program.graph_signature
     stored = {**program.state_dict, **program.constants}
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
-    first: dict[int, fx.Node] = {}
+    first: dict[Hashable, fx.Node] = {}
     kept = []
     for spec in signature.input_specs:
         node, tensor = nodes[spec.arg.name], stored.get(spec.target or "")
-        known = node if tensor is None else first.setdefault(id(tensor), node)
+        known = node if tensor is None else first.setdefault(place_of(tensor), node)
         if known is node:
             kept.append(spec)
         else:
