@@ -28,7 +28,6 @@ from attngraph.ir.dims import (
     format_dim,
     parse_dim,
     rewritten,
-    settled,
     shortened,
     shown_dim,
     symbol,
@@ -36,6 +35,7 @@ from attngraph.ir.dims import (
     without_floors,
 )
 from attngraph.ir.roundings import without_roundings
+from attngraph.ir.settling import settled
 
 Condition: TypeAlias = sympy.Basic
 

@@ -10,7 +10,7 @@ import ast
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
@@ -345,17 +345,18 @@ def bounds(dim: Dim, infos: Mapping[str, DimInfo]) -> tuple[int, int | None]:
     """The least and the greatest value of a size (None: unbounded), from the ranges of its dims."""
     if isinstance(dim, int):
         return dim, dim
-    found = _range(dim, infos)
+    found = range_of(dim, infos)
     low = int(found.lower) if found.lower.is_Integer else 0
     return max(low, 0), int(found.upper) if found.upper.is_Integer else None
 
 
 def at_least(dim: Dim, low: int, infos: Mapping[str, DimInfo]) -> bool:
     """Whether an expression is provably never below a number."""
-    return bool(_range(sympy.sympify(dim), infos).lower >= low)
+    return bool(range_of(sympy.sympify(dim), infos).lower >= low)
 
 
-def _range(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> ValueRanges[sympy.Expr]:
+def range_of(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> ValueRanges[sympy.Expr]:
+    """Bounds of an expression, from the ranges of its dims; those that have none are at least 0."""
     known = {name: infos.get(name, DimInfo(low=0)) for name in symbols_of(expr)}
     ranges = {
         symbol(name): ValueRanges(info.low, int_oo if info.high is None else info.high)
@@ -397,55 +398,3 @@ def without_floors(
         ranges[left] = ValueRanges(0, below - 1)
         rest += factor * (above - left) / below
     return sympy.expand(rest) if remainders else None
-
-
-_MOST_TERMS = 64  # of a sum that is factored, which takes long for more
-
-
-def _is_never_below_zero(total: sympy.Expr, infos: Mapping[str, DimInfo]) -> bool:
-    """Whether a sum is provably never below 0, as it is or as a product: b·s − b is b·(s − 1)."""
-    if _range(total, infos).lower >= 0:
-        return True
-    if not total.is_Add or len(total.args) > _MOST_TERMS:
-        return False
-    product = sympy.factor_terms(total)
-    return bool(product.is_Mul and _range(product, infos).lower >= 0)
-
-
-def settled(value: Any, infos: Mapping[str, DimInfo], known: dict[Any, Dim] | None = None) -> Any:
-    """An attribute or size without each `max`, `min` and quotient that the dims' ranges decide.
-
-    `known` is what was found of expressions before, which are many times in a graph; it is
-    extended.
-    """
-    if isinstance(value, (list, tuple)):
-        return type(value)(settled(item, infos, known) for item in value)
-    if not isinstance(value, sympy.Expr) or not value.has(*EXTREMES, torch_sympy.FloorDiv):
-        return value
-    known = {} if known is None else known
-    if value not in known:
-        known[value] = _settled(value, infos)
-    return known[value]
-
-
-def _settled(value: sympy.Expr, infos: Mapping[str, DimInfo]) -> Dim:
-    def decided(expr: Any) -> sympy.Expr:
-        largest = isinstance(expr, LARGEST)
-        kept = list(expr.args)
-        for term in expr.args:
-            others = [other for other in kept if other is not term]
-            gaps = [other - term if largest else term - other for other in others]
-            if any(_is_never_below_zero(sympy.expand(gap), infos) for gap in gaps):
-                kept.remove(term)
-        return expr.func(*kept) if len(kept) > 1 else kept[0]
-
-    # A range that begins at 2 is torch.export's own, of a dim that 1 is checked for.
-    from_one = {n: replace(i, low=1) if i.low == 2 else i for n, i in infos.items()}
-
-    def counted(quotient: Any) -> sympy.Expr:
-        found = _range(quotient, from_one)
-        return found.lower if found.lower == found.upper else quotient
-
-    found = value.replace(lambda expr: isinstance(expr, EXTREMES), decided)
-    found = found.replace(lambda expr: isinstance(expr, torch_sympy.FloorDiv), counted)
-    return as_dim(sympy.expand(found)) if found != value else value

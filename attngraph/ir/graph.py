@@ -9,8 +9,9 @@ import torch
 
 from attngraph.errors import IRError
 from attngraph.ir.conditions import Condition, condition_rewritten, ties, without_ties
-from attngraph.ir.dims import Dim, DimInfo, rewritten, settled
+from attngraph.ir.dims import Dim, DimInfo, rewritten
 from attngraph.ir.loc import UNKNOWN, Loc
+from attngraph.ir.settling import settled
 from attngraph.ir.types import TensorType, Type
 
 

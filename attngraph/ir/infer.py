@@ -21,11 +21,12 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from attngraph.errors import IRError
 from attngraph.ir.conditions import Condition, ties, without_ties
-from attngraph.ir.dims import Dim, DimInfo, as_dim, is_of_a_run, settled, symbol, symbols_of
+from attngraph.ir.dims import Dim, DimInfo, as_dim, is_of_a_run, symbol, symbols_of
 from attngraph.ir.graph import Value
 from attngraph.ir.hashing import hashable
 from attngraph.ir.open_slices import open_slices
 from attngraph.ir.ops import OpDef, call
+from attngraph.ir.settling import settled
 from attngraph.ir.types import ScalarType, TensorType, Type
 
 _SHARED: dict[Hashable, tuple[Type, ...]] = {}

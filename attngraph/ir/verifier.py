@@ -12,7 +12,6 @@ from attngraph.ir.dims import (
     functions_of,
     same,
     same_shape,
-    settled,
     substitute,
     symbols_of,
 )
@@ -21,6 +20,7 @@ from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
 from attngraph.ir.printer import excerpt
 from attngraph.ir.ranges import Ranges
+from attngraph.ir.settling import settled
 from attngraph.ir.types import TensorType
 
 

@@ -16,9 +16,10 @@ from torch.utils._sympy import functions as torch_sympy
 from attngraph.analysis.masks.predicates import VARIABLES, Domain, elements
 from attngraph.analysis.masks.reading import Reader, integer
 from attngraph.ir import Dim, DimInfo, Graph, Node, ScalarType
-from attngraph.ir.dims import as_dim, at_least, rewritten, settled, symbols_of
+from attngraph.ir.dims import as_dim, at_least, rewritten, symbols_of
 from attngraph.ir.effects import dim_definers, dims_of
 from attngraph.ir.ops import attribute
+from attngraph.ir.settling import settled
 
 ITEM = "aten.item"
 SLICE = "aten.slice.Tensor"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from attngraph.errors import IRError
-from attngraph.ir import Graph, parse, verify
-from attngraph.ir import dims as sizes
-from attngraph.ir.dims import DimInfo, parse_dim, same, settled, symbols_of
+from attngraph.ir import Graph, parse, settling, verify
+from attngraph.ir.dims import DimInfo, parse_dim, same, symbols_of
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
 from attngraph.ir.parser import parse_type
+from attngraph.ir.settling import settled
 from attngraph.ir.types import ScalarType
 
 HEADER = """graph @main {
@@ -161,13 +161,13 @@ def test_a_size_that_many_values_have_is_settled_once(monkeypatch: pytest.Monkey
   return %y
 }"""
     graph, found = parse(text), list[Any]()
-    own = sizes._settled
+    own = settling._settled
 
     def counted(size: Any, infos: Any) -> Any:
         found.append(size)
         return own(size, infos)
 
-    monkeypatch.setattr(sizes, "_settled", counted)
+    monkeypatch.setattr(settling, "_settled", counted)
     graph.settle_sizes()
     assert found == [parse_dim("(seq + 7) // 8")]
 
