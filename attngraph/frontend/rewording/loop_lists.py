@@ -195,33 +195,38 @@ def _shown(piece: Any) -> Any:
 
 
 class Lists:
-    """What a rewritten function asks of values that may be such lists."""
+    """What a rewritten function asks of values that may be such lists.
+
+    `plain` is what the code calls, which answers for any other value, and wherever a name of
+    Python's is one of the model's own.
+    """
 
     @staticmethod
-    def listed(value: Any) -> Any:
-        return value.copy() if isinstance(value, Steps) else list(value)
+    def listed(plain: Callable[..., Any], value: Any) -> Any:
+        return value.copy() if plain is list and isinstance(value, Steps) else plain(value)
 
     @staticmethod
-    def as_tuple(value: Any) -> Any:
-        return value.copy() if isinstance(value, Steps) else tuple(value)
+    def as_tuple(plain: Callable[..., Any], value: Any) -> Any:
+        return value.copy() if plain is tuple and isinstance(value, Steps) else plain(value)
 
     @staticmethod
-    def turned(value: Any) -> Any:
-        return value[::-1] if isinstance(value, Steps) else reversed(value)
+    def turned(plain: Callable[..., Any], value: Any) -> Any:
+        return value[::-1] if plain is reversed and isinstance(value, Steps) else plain(value)
 
     @staticmethod
-    def length(value: Any) -> Any:
+    def length(plain: Callable[..., Any], value: Any) -> Any:
+        # During a trace the name may be that of our own len, which knows open sizes.
+        if plain is not len and not str(getattr(plain, "__module__", "")).startswith("attngraph."):
+            return plain(value)
         if isinstance(value, Steps):
             return value.count
         is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
         return value.shape[0] if is_tensor else len(value)
 
     @staticmethod
-    def total(plain: Callable[..., Any], value: Any, *start: Any) -> Any:
-        if not isinstance(value, Steps):
-            return plain(value, *start)
-        found = value.whole().sum(0)
-        return found + start[0] if start else found
+    def total(plain: Callable[..., Any], value: Any) -> Any:
+        is_one = plain is sum and isinstance(value, Steps)
+        return value.whole().sum(0) if is_one else plain(value)
 
     @staticmethod
     def chained(*parts: Any) -> Any:
@@ -229,3 +234,9 @@ class Lists:
         if any(isinstance(part, Steps) for part in parts):
             return Steps(piece for part in parts for piece in Steps.of(part))
         return [each for part in parts for each in part]
+
+    @staticmethod
+    def chained_tuple(*parts: Any) -> Any:
+        """`(*a, b, *c)`."""
+        made = Lists.chained(*parts)
+        return made if isinstance(made, Steps) else tuple(made)

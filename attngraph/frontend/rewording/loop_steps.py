@@ -89,7 +89,7 @@ class Helpers(Lists):
         ]
         if not all(are_rows):
             return None
-        first, *others = (Helpers.length(each) for each in values)
+        first, *others = (Helpers.length(len, each) for each in values)
         if not Helpers.is_open((first,)):
             return None
         same = all(isinstance(each, torch.SymInt) for each in others)

@@ -61,10 +61,9 @@ class _Lists(ast.NodeTransformer):
             each = ast.comprehension(ast.Name("each", ast.Store()), value.args[1], [], 0)
             applied = ast.Call(value.args[0], [ast.Name("each", ast.Load())], [])
             value = ast.copy_location(ast.ListComp(applied, [each]), value)
-        first = [node.func] if name == "sum" else []
         if name == "reversed" and _is_call(value, "range"):
             return node
-        found = ast.Call(self._helper(_ASKED[name]), [*first, value], [])
+        found = ast.Call(self._helper(_ASKED[name]), [node.func, value], [])
         return ast.fix_missing_locations(ast.copy_location(found, node))
 
     def visit_List(self, node: ast.List | ast.Tuple) -> Any:
@@ -78,9 +77,8 @@ class _Lists(ast.NodeTransformer):
             each.value if isinstance(each, ast.Starred) else ast.List([each], ast.Load())
             for each in node.elts
         ]
-        found: ast.expr = ast.Call(self._helper("chained"), parts, [])
-        if isinstance(node, ast.Tuple):
-            found = ast.Call(self._helper("as_tuple"), [found], [])
+        name = "chained_tuple" if isinstance(node, ast.Tuple) else "chained"
+        found = ast.Call(self._helper(name), parts, [])
         return ast.fix_missing_locations(ast.copy_location(found, node))
 
     visit_Tuple = visit_List
