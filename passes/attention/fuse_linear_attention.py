@@ -9,7 +9,7 @@ import torch
 
 from attngraph.analysis.recurrence.linear import presents, read_linear
 from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
-from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread, described
+from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread, fused
 from attngraph.analysis.recurrence.uniform import switch_in
 from attngraph.analysis.recurrence.units import Unit, units_of, unlike
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
@@ -93,14 +93,7 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
     if not checked.replace(pairs, reassociates=_REASSOCIATES, at=node):
         return None
     graph.sort()
-    return Remark(
-        "fused",
-        "recurrence",
-        f"{described(found.beta, found.decay, found.past)} is one operator.",
-        node.loc,
-        op="attn.linear_attention",
-        node=made.outputs[0].name,
-    )
+    return fused(made, node.loc)
 
 
 def _units(found: Recurrence) -> dict[Value, Unit]:

@@ -12,7 +12,7 @@ from attngraph.analysis.recurrence.outer_step import read_outer_step
 from attngraph.analysis.recurrence.outer_terms import OuterStep
 from attngraph.analysis.recurrence.registers import read_register
 from attngraph.analysis.recurrence.steps import known_data
-from attngraph.analysis.recurrence.terms import described
+from attngraph.analysis.recurrence.terms import fused
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value, clone
@@ -185,18 +185,7 @@ class _Loop(ScanParts):
         initial = self.initial[state]
         write = Outer(self.build, found, self.steps, state)
         given, last, node = write.made(parts, initial, bonus, mask)
-        given_past = None if _is_zero(initial) else initial
-        is_decaying = found.decay is not None or found.constant is not None
-        self.remarks.append(
-            Remark(
-                "fused",
-                "recurrence",
-                f"{described(found.beta, is_decaying or None, given_past)} is one operator.",
-                self.node.loc,
-                op="attn.linear_attention",
-                node=node.outputs[0].name,
-            )
-        )
+        self.remarks.append(fused(node, self.node.loc))
         self._leave(state, {found.seen: given}, last)
 
     def _leave(self, state: Value, given: dict[Value, Value], last: Value) -> None:
@@ -349,10 +338,6 @@ class _Loop(ScanParts):
 
 def _reaches(state: Value, value: Value) -> bool:
     return state in backward_slice([value], lambda each: each is state)[0]
-
-
-def _is_zero(value: Value) -> bool:
-    return Intervals().of(value) == (0.0, 0.0)
 
 
 def _spread(value: Value) -> Value:

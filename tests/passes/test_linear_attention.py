@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.export import Dim
 
+from attngraph.analysis.recurrence.terms import fused
 from attngraph.frontend.capture import capture
-from attngraph.ir import Graph, Node, clone, interpret
+from attngraph.ir import Graph, Node, clone, interpret, parse
 from attngraph.ir.ops import attribute
 from attngraph.passes import make
 from attngraph.passes.loops.loop_bodies import LoopBodies
@@ -172,3 +173,17 @@ def test_layers_without_an_order_of_tokens_are_not_run(monkeypatch: pytest.Monke
     monkeypatch.setattr("attngraph.analysis.recurrence.linear.Runs.__call__", fails)
     for item in make(_PASSES):
         item.run(graph)
+
+
+@pytest.mark.parametrize("count", [8, 64])
+def test_a_state_for_each_channel_is_told_as_a_scan(count: int) -> None:
+    """Which they are lowered to; a few channels are the operator's."""
+    graph = parse(f"""graph @main {{
+  input %q : f32[2, 7, 16]
+  input %k : f32[2, 7, {count * 16}]
+  input %v : f32[2, 7, {count}]
+  %y, %s = attn.linear_attention(%q, %k, %v) {{heads = 1, kv_heads = {count}, scale = 1.0}}
+  return %y
+}}""")
+    (node,) = graph
+    assert ("Scan" in fused(node, node.loc).reason) == (count == 64)

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from attngraph.analysis.recurrence.mixing import Trace
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.states import linear_attention
-from attngraph.ir import Dim, Node, Value
+from attngraph.ir import Dim, Loc, Node, Remark, Value
+from attngraph.ir.ops import attribute, input_of
+
+_MANY = 1024
+"""Numbers in the states of all channels from which on a Scan is faster than the operator."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +153,39 @@ class Unread:
     what: str
 
 
-def described(beta: object, decay: object, past: object) -> str:
-    """What a recurrence with these terms, None where it lacks one, is called."""
-    rule = "A delta rule" if beta is not None else "Linear attention"
-    decaying = "" if decay is None else " with a decay"
-    state = "" if past is None else ", from a given state on,"
-    return f"{rule}{decaying}{state}"
+def fused(made: Node, loc: Loc) -> Remark:
+    """What a remark says of an `attn.linear_attention`."""
+    rule = "Linear attention" if input_of(made, "beta") is None else "A delta rule"
+    decaying = "" if input_of(made, "decay") is None else " with a decay"
+    past = input_of(made, "past")
+    state = "" if past is None or Intervals().of(past) == (0, 0) else ", from a given state on,"
+    what = "is one operator"
+    if is_by_channel(made):
+        what = "has a state for each channel, and is a Scan over tokens, the faster form of these"
+    return Remark(
+        "fused",
+        "recurrence",
+        f"{rule}{decaying}{state} {what}.",
+        loc,
+        op="attn.linear_attention",
+        node=made.outputs[0].name,
+    )
+
+
+def is_by_channel(node: Node) -> bool:
+    """Whether an `attn.linear_attention` has values of one feature and many channels, as Mamba's
+    scan has: onnxruntime's operator goes through them one by one.
+
+    Measured on one thread of a CPU, 256 tokens, in ms, the operator and a Scan: 64 channels of 4
+    numbers 0.5 and 0.8, 64 of 16 1.7 and 1.2, 64 of 64 10.6 and 5.0, 128 of 16 3.2 and 2.0, and
+    1536 of 16, at 64 tokens, 9.8 and 5.4. Values of 2 features and more: the operator is 2 to 10
+    times as fast.
+    """
+    query, value = input_of(node, "query"), input_of(node, "value")
+    heads, count = attribute(node, "heads"), attribute(node, "kv_heads")
+    is_plain = input_of(node, "beta") is None and value.dtype == torch.float32
+    numbers = count * (query.shape[2] // heads)
+    return is_plain and value.shape[2] == count and count % heads == 0 and numbers >= _MANY
 
 
 def _spread(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:

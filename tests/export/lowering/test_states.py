@@ -73,3 +73,55 @@ def test_linear_attention_without_a_kernel_says_so() -> None:
   return %y""")
     with pytest.raises(LoweringError, match="not in f64 on cpu"):
         lower(graph)
+
+
+@pytest.mark.parametrize("queries", [1, 4, 64])
+@pytest.mark.parametrize("decays", ["none", "each", "head"])
+@pytest.mark.parametrize("past", ["none", "%s"])
+def test_many_channels_with_a_state_each_are_a_scan(queries: int, decays: str, past: str) -> None:
+    """The operator goes through them one by one, and takes about twice as long."""
+    width = {"none": 64, "each": 64 * 16, "head": 64}[decays]
+    operands = f"{past}, {'none' if decays == 'none' else '%g'}"
+    attrs = f"{{heads = {queries}, kv_heads = 64, scale = 0.5}}"
+    model = check(f"""
+  input %q : f32[batch, seq, {queries * 16}]
+  input %k : f32[batch, seq, 1024]
+  input %v : f32[batch, seq, 64]
+  input %s : f32[batch, 64, 16, 1]
+  input %x : f32[batch, seq, {width}]
+  %g = aten.log_sigmoid(%x)
+  %y, %next = attn.linear_attention(%q, %k, %v, {operands}) {attrs}
+  return %y, %next, %g, %s""")
+    assert "Scan" in op_types(model)
+    assert "LinearAttention" not in op_types(model)
+
+
+def test_a_decay_that_isnt_given_as_a_logarithm_is_taken_as_it_is() -> None:
+    model = check("""
+  input %q : f32[batch, seq, 16]
+  input %k : f32[batch, seq, 1024]
+  input %v : f32[batch, seq, 64]
+  input %x : f32[batch, seq, 1024]
+  %a = aten.sigmoid(%x)
+  %g = aten.log(%a)
+  %y, %next = attn.linear_attention(%q, %k, %v, none, %g) {heads = 1, kv_heads = 64, scale = 1.0}
+  return %y""")
+    assert "Log" not in op_types(model)
+
+
+@pytest.mark.parametrize(
+    ("keys", "features", "rate"), [(4, 1, "none"), (16, 2, "none"), (16, 1, "%b")]
+)
+def test_few_or_wide_channels_are_the_operators(keys: int, features: int, rate: str) -> None:
+    attrs = "{heads = 1, kv_heads = 64, scale = 1.0}"
+    model = check(f"""
+  input %q : f32[batch, seq, {keys}]
+  input %x : f32[batch, seq, {keys * 64}]
+  input %v : f32[batch, seq, {features * 64}]
+  input %c : f32[batch, seq, 64]
+  %b = aten.sigmoid(%c)
+  %k = aten.mul.Scalar(%x) {{other = 0.1}}
+  %y, %next = attn.linear_attention(%q, %k, %v, none, none, {rate}) {attrs}
+  return %y, %b""")
+    assert "LinearAttention" in op_types(model)
+    assert "Scan" not in op_types(model)
