@@ -29,13 +29,15 @@ _ROWS = re.compile(r"(.+)\.token_adapter\.trainable_tokens_delta")
 class Adapted:
     """What an adapter has: the `factors` of each module that it adapts, by A and B, the `rows` of
     tables that were trained one by one, and `whole` weights, heads and biases, that take others'
-    places. Those of `copies` are of modules that were copied to be trained.
+    places. Those of `copies` are of modules that were copied to be trained. Settings are of modules
+    by the names that they were `trained_as`, where these are others.
     """
 
     factors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: dict[str, torch.Tensor] = field(default_factory=dict)
     copies: set[str] = field(default_factory=set)
+    trained_as: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
@@ -134,13 +136,13 @@ def merge(
             )
         taken.update(dict.fromkeys(places, name))
         _replace(module, places, tensor.to(own[name].dtype))
-    for name, parts in adapted.factors.items():
-        require_target(name, settings, path)
-        _replace(module, [f"{name}.weight"], _merged(module, name, parts, settings, path))
+    for name in adapted.factors:
+        require_target(adapted.trained_as.get(name, name), settings, path)
+        _replace(module, [f"{name}.weight"], _merged(module, name, adapted, settings, path))
     adapted_too = {f"{name}.weight" for name in adapted.names}
-    for name, rows in adapted.rows.items():
+    for name in adapted.rows:
         weight = f"{name}.weight"
-        merged = _with_rows(module, name, rows, settings, path)
+        merged = _with_rows(module, name, adapted, settings, path)
         tied = [other for other in _tied_to(module, weight) if other not in adapted_too]
         _replace(module, [weight, *tied], merged)
 
@@ -148,11 +150,12 @@ def merge(
 def _merged(
     module: torch.nn.Module,
     name: str,
-    parts: Mapping[str, torch.Tensor],
+    adapted: Adapted,
     settings: Mapping[str, Any],
     path: Path,
 ) -> torch.Tensor:
     """A weight with its factors; of a linear's bias, the adapter's is added to it in its place."""
+    parts = adapted.factors[name]
     wanted = {"A", "B"} | ({_LENGTHS} if settings.get("use_dora") else set())
     if parts.keys() - {_SHIFT} != wanted:
         raise LoadError(
@@ -166,7 +169,7 @@ def _merged(
             f"{path} adapts {name} by factors of shapes {tuple(down.shape)} and "
             f"{tuple(up.shape)}, which aren't those of a linear: merge it with peft."
         )
-    scale = scale_of(name, down.shape[0], settings, path)
+    scale = scale_of(adapted.trained_as.get(name, name), down.shape[0], settings, path)
     delta = up @ down * scale
     # an embedding and GPT-2's Conv1D keep (in, out)
     owner: Any = module.get_submodule(name)
@@ -192,15 +195,16 @@ def _merged(
 def _with_rows(
     module: torch.nn.Module,
     name: str,
-    rows: torch.Tensor,
+    adapted: Adapted,
     settings: Mapping[str, Any],
     path: Path,
 ) -> torch.Tensor:
     """A table (V, H) with rows (N, H) in the places of those that the settings name."""
+    rows, trained = adapted.rows[name], adapted.trained_as.get(name, name)
     parameter = _parameter(module, f"{name}.weight", path)
     said = settings.get("trainable_token_indices")
     if isinstance(said, Mapping):
-        ends = (key for key in said if name == key or name.endswith(f".{key}"))
+        ends = (key for key in said if trained == key or trained.endswith(f".{key}"))
         said = said.get(next(ends, None))
     places = said if isinstance(said, list) else []
     if rows.shape != (len(places), parameter.shape[1]) or not all(

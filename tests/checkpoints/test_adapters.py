@@ -272,7 +272,17 @@ def test_what_generates_stays_the_class_that_was_saved(
     assert task_adapted(said, architecture) == expected
 
 
-def test_a_model_that_sees_still_does_with_an_adapter(tmp_path: Path) -> None:
+def test_factors_of_one_expert_are_told_where_all_are_one_weight(tmp_path: Path) -> None:
+    base = saved(tmp_path / "base", "mixtral")
+    expert = "model.layers.0.block_sparse_moe.experts.0.w1"
+    path = _adapter(tmp_path / "adapter", str(base), _factors(expert), task_type="CAUSAL_LM")
+    with pytest.raises(LoadError, match=r"in one weight with others.*merge_and_unload"):
+        load(path)
+
+
+@pytest.mark.parametrize("before", ["model.language_model", "language_model.model"])
+def test_a_model_that_sees_still_does_with_an_adapter(tmp_path: Path, before: str) -> None:
+    """Also with one that names its modules as earlier versions of transformers did."""
     from transformers import (
         CLIPVisionConfig,
         LlamaConfig,
@@ -290,9 +300,16 @@ def test_a_model_that_sees_still_does_with_an_adapter(tmp_path: Path) -> None:
     text = LlamaConfig(**sizes, vocab_size=90)
     config = LlavaConfig(vision_config=eyes, text_config=text, image_token_index=89)
     LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "base")
-    query = "model.language_model.layers.0.self_attn.q_proj"
-    base, given = str(tmp_path / "base"), _factors(query)
-    loaded = load(_adapter(tmp_path / "adapter", base, given, task_type="CAUSAL_LM"))
+    layer, query = "layers.0.self_attn.q_proj", "model.language_model.layers.0.self_attn.q_proj"
+    trained, base = f"{before}.{layer}", str(tmp_path / "base")
+    given, settings = _factors(trained), {"task_type": "CAUSAL_LM", "target_modules": [trained]}
+    loaded = load(_adapter(tmp_path / "adapter", base, given, **settings))
+    module, own = loaded.module, load(Path(base)).module
+    assert module is not None
+    assert own is not None
+    delta = given[f"{trained}.lora_B.weight"] @ given[f"{trained}.lora_A.weight"] * _ALPHA / _RANK
+    weight = f"{query}.weight"
+    torch.testing.assert_close(module.get_parameter(weight), own.get_parameter(weight) + delta)
     assert loaded.task is not None
     assert loaded.task.kind == "multimodal"
     assert any("merged into 1 weights" in note for note in loaded.notes)

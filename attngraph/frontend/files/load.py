@@ -17,6 +17,7 @@ from attngraph.checkpoints.classes import class_of, unfilled
 from attngraph.checkpoints.filled import pretrained
 from attngraph.checkpoints.folder import Folder, pickled
 from attngraph.checkpoints.plain import require_dense
+from attngraph.checkpoints.renamed import rename
 from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import Task, task_adapted
@@ -129,6 +130,7 @@ def _from_folder(
     adapted, given = Adapted(), set[str]()
     if adapter is not None:
         adapted = split(adapter, _read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
+        rename(adapted, unfilled(folder, kind, trust_code=trust_code), adapter.path)
         folder = resized(folder, kind, adapted.whole, trust_code=trust_code)
     if adapter is not None and adapted.whole:
         given = covered(unfilled(folder, kind, trust_code=trust_code), adapted, adapter.settings)
