@@ -278,7 +278,8 @@ class Runs:
 
     Weights have their values where they are known. Integers are ones, so that no token is padding,
     or with states ones and zeros, and counts of tokens where they have no axis of these: under a
-    count of 1, what all tokens are summed to is a running sum. Nodes that fail leave no value.
+    count of 1, what all tokens are summed to is a running sum. Nodes that fail leave no value, and
+    neither do leaves that a model has for longer inputs alone, as a convolution's n // 10 - 1 rows.
     """
 
     graph: Graph
@@ -305,7 +306,7 @@ class Runs:
         if keep:
             self._kept[key] = memory
         for value in leaves:
-            if value not in memory:
+            if value not in memory and _exists(value, sizes):
                 memory[value] = _drawn(value, sizes, self.tokens, seed, with_states)
         _evaluate(nodes, memory, sizes)
         return Trace(sizes, memory)
@@ -339,6 +340,14 @@ def _evaluate(nodes: Sequence[Node], memory: dict[Value, Any], sizes: Mapping[st
 
 _FAILURES = (IRError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
 _MISSING = object()
+
+
+def _exists(value: Value, sizes: Mapping[str, int]) -> bool:
+    """Whether a tensor has a shape at these sizes."""
+    try:
+        return all(size >= 0 for size in substitute(list(_shape(value)), sizes))
+    except IRError:
+        return False
 
 
 def _drawn(
