@@ -45,9 +45,10 @@ def rename(adapted: Adapted, model: Any, path: Path) -> None:
                 f"{path} adapts {place} under two names (one is {name}): save the adapter again."
             )
         adapted.trained_as[place] = name
-        for parts in (adapted.factors, adapted.rows):
-            if name in parts:
-                parts[place] = parts.pop(name)
+        if name in adapted.factors:
+            adapted.factors[place] = adapted.factors.pop(name)
+        if name in adapted.rows:
+            adapted.rows[place] = adapted.rows.pop(name)
     for name in sorted(adapted.whole):
         place = now(name)
         if place == name:

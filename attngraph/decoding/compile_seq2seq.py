@@ -48,8 +48,9 @@ def optimize_seq2seq(
 
     What the decoder's cross-attentions read is computed once, by the encoder; the decoder is one
     graph for its first tokens and for each step. `source` are samples of what is encoded, by the
-    names of the model's inputs, and `source_shapes` their dynamic dims as torch.export has them; a
-    model that takes token ids, images, or features as Whisper does needs none. With `first_step`
+    names of the model's inputs, and `source_shapes` their dynamic dims as torch.export has them,
+    beside their rows, of which there may always be any number; a model that takes token ids,
+    images, or features as Whisper does needs none. With `first_step`
     and a growing cache there is a third graph, which begins with the encoder's hidden states, as
     other runtimes do.
     The rest is as in `optimize_decoder`.

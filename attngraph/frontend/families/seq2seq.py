@@ -139,16 +139,16 @@ def of_transformers(
 ) -> Parts:
     """The parts of an encoder-decoder of transformers.
 
-    `source` are samples of what it encodes, by name, with torch.export's dynamic `shapes`; without
-    them they are made for token ids, features of sound, sound and images. Raises UsageError where
-    they can't be, where the model encodes more than that, or where it doesn't keep its keys and
-    values in a cache of transformers.
+    `source` are samples of what it encodes, by name, with torch.export's dynamic `shapes`, to which
+    rows are added where they aren't there; without them they are made for token ids, features of
+    sound, sound and images. Raises UsageError where they can't be, where the model encodes more
+    than that, or where it doesn't keep its keys and values in a cache of transformers.
     """
     if beside_text(type(module), source or ()):
         refuse_mixed(type(module), name)
     if source is None:
         source, shapes = sample_source(module, name)
-    traced = _Traced.of(module, dict(source), dict(shapes or {}), name)
+    traced = _Traced.of(module, dict(source), _with_rows(source, shapes or {}), name)
     memory = traced.names("past_key_values", "encoder", "present")
     if "attention_mask" in source:
         memory["encoder_attention_mask"] = "attention_mask"
@@ -189,7 +189,7 @@ class _Traced:
             shapes,
             name,
             probed,
-            _dim_of_rows(shapes),
+            next(axes[0] for axes in shapes.values()),
             _encoded(source, shapes, length),
         )
 
@@ -360,9 +360,10 @@ def _is_kept(tensor: Any, batch: int, length: int) -> bool:
     return tensor.shape[0] == batch and tensor.shape[2] == length
 
 
-def _dim_of_rows(shapes: Mapping[str, Any]) -> Any:
-    found = next((axes[0] for axes in shapes.values() if axes and 0 in axes), None)
-    return Dim("batch_size") if found is None else found
+def _with_rows(source: Mapping[str, Tensor], shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """The dynamic dims of the samples, that of their rows with them: a decoder has any number."""
+    rows = next((axes[0] for axes in shapes.values() if axes and 0 in axes), Dim("batch_size"))
+    return {name: {0: rows, **(shapes.get(name) or {})} for name in source}
 
 
 def _encoded(source: Mapping[str, Tensor], shapes: Mapping[str, Any], length: int) -> Any:
