@@ -280,7 +280,7 @@ class FailsElsewhere(nn.Module):
     [
         (OtherShapes(), "of different shapes or types"),
         (OtherOutputs(), "its sides return different things"),
-        (ManyWays(), "there are too many ways"),
+        pytest.param(ManyWays(), "there are too many ways", marks=pytest.mark.wide),
         (FailsElsewhere(), "one of its sides fails"),
     ],
 )

@@ -100,11 +100,16 @@ def cut_far_out_when_long(x: Tensor) -> Tensor:
     return x.clamp(-1e30, 1e30) if x.shape[1] > 30 else x
 
 
+_LONG_OR_ONE = (of_one, rare_when_long)
+
+
 def all_when_long(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     return ids, (mask if ids.shape[1] <= 30 else mask * (ids > -1))
 
 
-@pytest.mark.parametrize("change", [of_one, rare_when_long, rare_elsewhere])
+@pytest.mark.parametrize(
+    "change", [rare_elsewhere, *(pytest.param(c, marks=pytest.mark.wide) for c in _LONG_OR_ONE)]
+)
 def test_masks_and_ids_that_the_sample_lacks(change: Change) -> None:
     model = OfIds(change).eval()
     axes = {0: Dim.AUTO, 1: Dim.AUTO}
@@ -143,7 +148,10 @@ def test_numbers_that_the_sample_lacks(change: Callable[[Tensor], Tensor], asked
 @pytest.mark.parametrize(
     "change", [without_nans, with_nans_counted, floored_if_low], ids=lambda c: c.__name__
 )
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, -1e6])
+@pytest.mark.parametrize(
+    "number",
+    [torch.nan, *(pytest.param(n, marks=pytest.mark.wide) for n in (torch.inf, -torch.inf, -1e6))],
+)
 def test_numbers_that_are_far_out_or_not_finite(
     change: Callable[[Tensor], Tensor], number: float
 ) -> None:

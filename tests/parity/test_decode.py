@@ -97,7 +97,13 @@ def assert_greedy_tokens_are_those_of_eager(module: nn.Module, decoder: Decoder)
         assert expected[:, PROMPT:].unique().numel() > batch  # a model that says something
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=() if each in ("llama", "gpt2") else pytest.mark.wide)
+        for each in MODELS
+    ],
+)
 def test_32_greedy_tokens_are_those_of_eager(name: str) -> None:
     assert_greedy_tokens_are_those_of_eager(*compiled(name))
 

@@ -156,7 +156,10 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.filterwarnings("ignore:index_reduce", "ignore:The reduce argument")
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "batch"])
+@pytest.mark.parametrize(
+    "dynamic",
+    [pytest.param(False, marks=pytest.mark.wide, id="static"), pytest.param(True, id="batch")],
+)
 def test_formula(name: str, dynamic: bool) -> None:
     function, inputs = CASES[name]
     batch = {0: Dim("batch", max=64)}

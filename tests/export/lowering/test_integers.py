@@ -131,7 +131,10 @@ WRAPPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
+_LESS_COMMON = [pytest.param(each, marks=pytest.mark.wide) for each in (torch.int8, torch.uint8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, *_LESS_COMMON], ids=str)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_integers_wrap_around_as_in_torch(name: str, dtype: torch.dtype) -> None:
     ends = torch.iinfo(dtype)
