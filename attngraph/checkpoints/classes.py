@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,16 @@ def class_of(
         )
     _require_one_type(folder, kind, model_type)
     return kind, found
+
+
+def encoder_of(folder: Folder, kind: Any) -> Any:
+    """The encoder alone of a class whose decoder gives no tokens of the text, where transformers
+    has one; else the class."""
+    takes = inspect.signature(kind.forward).parameters
+    if "decoder_input_ids" not in takes:
+        return kind
+    name = f"{kind.__name__.removesuffix('Model')}EncoderModel"
+    return getattr(transformers_for(folder), name, kind)
 
 
 def _named(transformers: Any, name: str, model_type: str) -> Any:

@@ -24,8 +24,6 @@ _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _OF_MODELS = (*_SAFETENSORS, *_PICKLES)
-MODULES = "modules.json"
-"""What sentence-transformers runs, one behind the other; the first is the model."""
 _NAMED = "transformers_weights"
 """A key of config.json: the name of the file with the weights, where it is another one."""
 _SHOWN = 5
@@ -68,7 +66,7 @@ class Folder:
         adapter = _adapter(path, trust_pickle=trust_pickle)
         path = folders_of(path)[0]
         config = read_config(path)
-        scheme = scheme_of(path, config, lambda name: _read_beside(path, name))
+        scheme = scheme_of(path, config, lambda name: read_json(path, name))
         if not trust_code:
             _refuse_code(path, config)
         weights, listed = weight_files(path, config, trust_pickle=trust_pickle)
@@ -94,33 +92,23 @@ class Folder:
         others = ", ".join(map(str, names[1:]))
         return [f"{CONFIG} names {names[0]} and {others}: this is the first of them."]
 
-    @property
-    def behind(self) -> list[str]:
-        """A sentence where the folder is one of sentence-transformers, of what its embeddings are
-        and the model doesn't compute."""
-        file = within(self.path, MODULES)
-        if not file.is_file():
-            return []
-        listed = _read_any(file)
-        listed = listed if isinstance(listed, list) else []
-        kinds = [str(each.get("type")) for each in listed if isinstance(each, dict)]
-        names = [kind.rpartition(".")[2] for kind in kinds if not kind.endswith(".Transformer")]
-        if not names:
-            return []
-        return [
-            f"{MODULES} says that {', then '.join(names)} of sentence-transformers makes the "
-            "embeddings of what the model returns: the file has what the model returns, and its "
-            "caller is to do the rest."
-        ]
-
     def optional(self, name: str) -> Mapping[str, Any]:
         """What a JSON file of the folder holds; nothing where there is no such file."""
-        return _read_beside(self.path, name) or {}
+        return read_json(self.path, name) or {}
 
 
-def _read_beside(path: Path, name: str) -> Mapping[str, Any] | None:
+def read_json(path: Path, name: str) -> Mapping[str, Any] | None:
+    """What a JSON file of a folder holds, None where it has none. Raises LoadError."""
     file = within(path, name)
     return _read_json(file) if file.is_file() else None
+
+
+def read_list(file: Path) -> list[Any]:
+    """The list in a JSON file. Raises LoadError."""
+    found = _read_any(file)
+    if not isinstance(found, list):
+        raise LoadError(f"{file} holds a {type(found).__name__} where a JSON array belongs.")
+    return found
 
 
 def folders_of(path: Path) -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attngraph.checkpoints.folder import CONFIG, folders_of, within
 from attngraph.checkpoints.scheme import BESIDE
+from attngraph.checkpoints.stages import stages_of
 from attngraph.errors import LoadError, OutputError
 from attngraph.paths import data_beside, unwritable
 
@@ -35,6 +36,10 @@ def kept_files(source: Path) -> dict[Path, Path]:
     """
     base, *own = folders_of(source)
     found = {name: base / name for name in _kept(base, Path())}
+    root = own[0] if own else base
+    stages = stages_of(root)
+    kept = [] if stages is None else [each.weights for each in stages.steps]
+    found |= {file.relative_to(root): file for file in kept if file is not None}
     for folder in own:
         found |= {n: folder / n for n in _kept(folder, Path()) if n != Path(CONFIG)}
     return found

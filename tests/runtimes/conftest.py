@@ -19,6 +19,7 @@ NEEDS = {
     "test_onnxruntime.py": "onnxruntime_genai",
     "test_openvino.py": "openvino",
     "test_optimum.py": "onnxruntime_genai",
+    "test_sentence_transformers.py": "sentence_transformers",
     "test_triton.py": "tritonclient",
     "test_transformers.py": "onnxruntime_genai",
 }

@@ -13,13 +13,15 @@ from safetensors.torch import load_file
 
 from attngraph.checkpoints.adapter_settings import require_plain
 from attngraph.checkpoints.adapters import Adapted, covered, merge, split
-from attngraph.checkpoints.classes import class_of, unfilled
+from attngraph.checkpoints.classes import class_of, encoder_of, unfilled
+from attngraph.checkpoints.embeddings import module_of, put_behind
 from attngraph.checkpoints.filled import pretrained
 from attngraph.checkpoints.folder import Folder, pickled
 from attngraph.checkpoints.plain import require_dense
 from attngraph.checkpoints.renamed import rename
 from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
+from attngraph.checkpoints.stages import MODULES, Stage, stages_of
 from attngraph.checkpoints.tasks import Task, task_adapted
 from attngraph.errors import LoadError
 from attngraph.frontend.files.factory import Built, build
@@ -122,7 +124,12 @@ def _from_folder(
     if adapter is not None:
         require_plain(adapter.path, adapter.settings)
         task = task or task_adapted(adapter.settings.get("task_type"), folder.architecture)
+    behind = stages_of(folder.path if adapter is None else adapter.path)
+    makes_embeddings = behind is not None and behind.steps != () and task in (None, behind.task)
+    task = behind.task if behind is not None and makes_embeddings else task
     kind, found = class_of(folder, task, trust_code=trust_code)
+    if makes_embeddings:
+        kind = encoder_of(folder, kind)
     found = _as_joined(found, kind, is_named=task is not None)
     if samples and found is not None:
         _refuse_mixed(folder, kind, found, trust_code=trust_code)
@@ -142,11 +149,14 @@ def _from_folder(
         told = f"{len(adapted.names)} weights of {folder.path}"
         notes.append(f"The adapter {adapter.path} was merged into {told}.")
     notes += [] if task else folder.notes
+    if behind is not None and makes_embeddings:
+        made_of = [_filled(each, trust_pickle=trust_pickle) for each in behind.steps]
+        put_behind(module, behind, made_of)
+    notes += [] if behind is None else behind.notes
     if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
         bare = Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
         return replace(bare, settings=settings)
     made = samples_of(folder, module, found)
-    notes += folder.behind if adapter is None else []
     if left := beside_text(type(module), made.kwargs):
         notes.append(
             f"{type(module).__name__} takes {', '.join(left)} as well, which the file doesn't: "
@@ -164,6 +174,18 @@ def _from_folder(
         notes=(*notes, *made.notes),
         settings=settings,
     )
+
+
+def _filled(stage: Stage, *, trust_pickle: bool) -> torch.nn.Module:
+    """What computes a stage, with its weights. Raises LoadError."""
+    module, file = module_of(stage).eval(), stage.weights
+    if file is None:
+        return module
+    if not file.is_file():
+        raise LoadError(f"{file} is missing, which {MODULES} says makes the embeddings.")
+    weights = _read_shards([file], {}, trust_pickle=trust_pickle)
+    fit_weights(module, weights, file=str(file), factory=stage.kind)
+    return module
 
 
 def _as_joined(task: Task | None, kind: Any, *, is_named: bool) -> Task | None:

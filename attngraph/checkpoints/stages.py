@@ -1,0 +1,155 @@
+"""What a folder of sentence-transformers says of its embeddings; checked without torch.
+
+Its modules.json lists the model of transformers, and behind it what makes one embedding of a text's
+tokens. What isn't known here is told, and the file has what the model itself returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attngraph.checkpoints.folder import read_json, read_list, within
+
+MODULES = "modules.json"
+TOKENS, EMBEDDING = "token_embeddings", "sentence_embedding"
+_FIRST = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlnet_config.json")
+RETURNED = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}
+"""By the task of the model, the output that its tokens are."""
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Pooling by older names, in the order in which their embeddings are joined."""
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step behind the model, with what it reads and writes of the features.
+
+    `weights` is the file that has its numbers, if it has any.
+    """
+
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    weights: Path | None = None
+
+    @property
+    def read(self) -> str:
+        return str(self.settings.get("module_input_name") or EMBEDDING)
+
+    @property
+    def written(self) -> str:
+        return str(self.settings.get("module_output_name") or self.read)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What modules.json says: the task of the model, and the steps behind it.
+
+    There are no steps where one of them isn't known here. `notes` are sentences for the user.
+    """
+
+    task: str
+    steps: tuple[Stage, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def stages_of(root: Path) -> Stages | None:
+    """What the folder's modules.json says; None where there is none, or only a model in it.
+
+    Raises LoadError for a file that can't be read.
+    """
+    file = within(root, MODULES)
+    entries = [each for each in read_list(file) if isinstance(each, dict)] if file.is_file() else []
+    if len(entries) < 2:
+        return None
+    first, *others = entries
+    settings = next((s for name in _FIRST if (s := read_json(root, name)) is not None), {})
+    default = "fill-mask" if _kind(first) == "MLMTransformer" else "feature-extraction"
+    task = str(settings.get("transformer_task", default))
+    is_known = _kind(first) in ("Transformer", "MLMTransformer") and first.get("path") == ""
+    found = [_stage(root, each) for each in others] if is_known and _gives(settings, task) else []
+    steps = tuple(each for each in found if each is not None)
+    if len(steps) < len(others):
+        names = " then ".join(str(each.get("type")).rpartition(".")[2] for each in others)
+        told = (
+            f"{MODULES} says that {names} of sentence-transformers makes the embeddings of what "
+            "the model returns: the file has what the model returns, and its caller is to do the "
+            "rest."
+        )
+        return Stages(task, notes=(told,))
+    if not all(each.settings.get("include_prompt", True) for each in steps):
+        told = (
+            f"Pooling leaves out the tokens of a prompt, of which the file isn't told: {EMBEDDING} "
+            "is that of texts without one."
+        )
+        return Stages(task, steps, (told,))
+    return Stages(task, steps)
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    """The class of an entry, if it is one of sentence-transformers."""
+    package, _, name = str(entry.get("type")).partition(".")
+    return name.rpartition(".")[2] if package == "sentence_transformers" else ""
+
+
+def _gives(settings: Mapping[str, Any], task: str) -> bool:
+    """Whether the model's tokens are what its forward returns for text."""
+    if task not in RETURNED:
+        return False
+    places = settings.get("modality_config")
+    text = places.get("text") if isinstance(places, dict) else None
+    told = text if isinstance(text, dict) else {}
+    asked = {
+        settings.get("module_output_name", TOKENS): TOKENS,
+        told.get("method", "forward"): "forward",
+        told.get("method_output_name", RETURNED[task]): RETURNED[task],
+    }
+    return all(said == known for said, known in asked.items())
+
+
+def _stage(root: Path, entry: Mapping[str, Any]) -> Stage | None:
+    """None for what isn't known here."""
+    kind, path = _kind(entry), str(entry.get("path"))
+    settings = {} if kind == "Dropout" else dict(read_json(root, f"{path}/config.json") or {})
+    match kind:
+        case "Pooling":
+            modes = settings.get("pooling_mode")
+            if modes is None:
+                modes = [mode for name, mode in _MODES.items() if settings.get(name)] or ["mean"]
+            modes = [modes] if isinstance(modes, str) else modes
+            if not isinstance(modes, list) or not all(mode in _MODES.values() for mode in modes):
+                return None
+            return Stage(kind, {**settings, "pooling_mode": modes})
+        case "SpladePooling":
+            way, curve = settings.get("pooling_strategy"), settings.get("activation_function")
+            is_known = way in (None, "max", "sum") and curve in (None, "relu", "log1p_relu")
+            return Stage(kind, settings) if is_known else None
+        case "Normalize" | "Dropout":
+            return Stage(kind, settings)
+        case "Dense":
+            sizes = (settings.get("in_features"), settings.get("out_features"))
+            name = settings.get("activation_function", "torch.nn.Tanh")
+            if not all(isinstance(size, int) for size in sizes) or not _is_of_torch(name):
+                return None
+            return Stage(kind, {**settings, "activation_function": name}, _weights(root, path))
+        case "LayerNorm" if isinstance(settings.get("dimension"), int):
+            return Stage(kind, settings, _weights(root, path))
+    return None
+
+
+def _is_of_torch(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith("torch.nn.")
+
+
+def _weights(root: Path, path: str) -> Path:
+    files = [within(root, f"{path}/{name}") for name in _WEIGHTS]
+    return next((file for file in files if file.is_file()), files[0])
