@@ -129,6 +129,74 @@ class OneChunk(Chunks):
         return given if (x.shape[1] + 3) // 4 >= 2 else 2 * given
 
 
+class Prefixes(nn.Module):
+    """What the refusal of a slice that grows with the step advises: causal attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = []
+        for t in range(x.shape[1]):
+            scores = (x * x[:, t : t + 1]).sum(-1)
+            scores = scores.masked_fill(torch.arange(x.shape[1]) > t, -torch.inf)
+            rows.append((scores.softmax(-1)[..., None] * x).sum(1))
+        return torch.stack(rows, 1)
+
+
+class FromScalars(nn.Module):
+    """States that begin as less than a step makes of them: numbers, one row, whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b, c, d, count = 0.0, torch.zeros(()), self.first, torch.tensor([[1]]), 0
+        given = []
+        for t in range(x.shape[1]):
+            count = count + 1
+            a, b = a + x[:, t], 0.5 * b + a
+            c, d = 0.5 * c + x[:, t], d - x[:, t, :2].double()
+            given.append((a + b + c) / count + d.float().sum(-1, keepdim=True))
+        return torch.stack(given, 1), d
+
+
+class SumOfFirst(nn.Module):
+    """Another function of a row than of as many as the batch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, given = self.first, []
+        for t in range(x.shape[1]):
+            given.append(state.sum() * x[:, t])
+            state = 0.5 * state + x[:, t]
+        return torch.stack(given, 1)
+
+
+class Sides(nn.Module):
+    """Each side of a branch appends, in another order."""
+
+    kind = "last"
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, given, others = torch.zeros_like(x[:, 0]), [], []
+        for t in range(x.shape[1]):
+            if self.kind == "first":
+                given.append(state)
+                others.append(state + 1)
+            elif self.kind == "second":
+                state = state + x[:, t]
+                given.append(state)
+                others.append(state)
+            else:
+                state = 0.5 * state + x[:, t]
+                others.append(state * 2)
+                state = state + 1
+                given.append(state)
+        return torch.stack(given, 1) + torch.stack(others, 1)
+
+
 class Value(nn.Module):
     """Asks a tensor that is carried for its value."""
 
@@ -160,7 +228,7 @@ def test_one_chunk_is_a_number_of_chunks_like_any() -> None:
 _SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (Recurrence, Cells, Later)]
 
 
-@pytest.mark.parametrize("module", [Windows, Dotted, *_SLOW])
+@pytest.mark.parametrize("module", [Windows, Dotted, Prefixes, FromScalars, Sides, *_SLOW])
 def test_a_loop_takes_every_length(module: Callable[[], nn.Module]) -> None:
     model = module().eval()
     graph = _captured(model).graph
@@ -177,7 +245,8 @@ def test_a_loop_takes_every_length(module: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [Alias, *(pytest.param(each, marks=pytest.mark.slow) for each in (Earlier, Value))]
+    "module",
+    [Alias, *(pytest.param(each, marks=pytest.mark.slow) for each in (Earlier, Value, SumOfFirst))],
 )
 def test_steps_that_read_each_other_stay_as_many(module: Callable[[], nn.Module]) -> None:
     model = module().eval()

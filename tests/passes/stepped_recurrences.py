@@ -216,6 +216,15 @@ class TwoProducts(Stepped):
         return state, _read(now.q, state)
 
 
+class TwoDeltas(Stepped):
+    """DeltaProduct: each token corrects the state twice."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        for k, v in ((now.k, now.v), (now.k.flip(-1), now.v.flip(-1))):
+            state = state + _outer(k, now.b * (v - _read(k, state)))
+        return state, _read(now.q, state)
+
+
 class TwoQueries(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
         state = state + _outer(now.k, now.v)
@@ -377,6 +386,7 @@ KEPT: dict[type[nn.Module], tuple[str, str]] = {
     ValueGatedLoop: ("declined", "is that of each value feature"),
     OtherKey: ("declined", "is read by another key"),
     TwoProducts: ("declined", "isn't the product of one key and one value"),
+    TwoDeltas: ("declined", "isn't the product of one key and one value"),
     TwoQueries: ("declined", "read otherwise than by one query"),
     MixedValues: ("declined", "mixed by a matrix"),
     SortedKeys: ("declined", "sort of a step isn't known for all steps at once"),

@@ -97,8 +97,8 @@ class Refusal(Enum):
     )
     SYNTHESIZER = (
         "synthesizer",
-        "The scores are a projection of each token to one number per position (Synthesizer): "
-        "there are no keys.",
+        "Each score is a projection of one token alone, as in Synthesizer and Soft MoE, and no "
+        "product of a query and a key.",
         _PRODUCT_HINT,
     )
     CONVOLVED = (

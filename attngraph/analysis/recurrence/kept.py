@@ -198,11 +198,12 @@ class _State:
                 return _OF_VALUES, behind[0]
         else:
             why = self._of_matrix(states, moved, added, keys_first)
+            if why in (_OTHER_KEY, _EARLY) and _has_several(added):  # two delta rules, or more
+                return _ADDED, self.node
             apart = self._apart() if why is _EARLY else None
             if why is not None:
                 return apart or (why, behind[0])
-        values = torch.linalg.svdvals(added)
-        if values.shape[-1] > 1 and bool((values[:, 1] > _NEAR * values[:, 0]).any()):
+        if _has_several(added):
             return _ADDED, self.node
         reads = self._reads()
         if len(reads) != 1:
@@ -302,6 +303,12 @@ def _name_of(node: Node) -> str:
 def _elements(value: Value) -> int:
     """Of one row."""
     return int(torch.Size([size for size in value.shape if isinstance(size, int)]).numel())
+
+
+def _has_several(added: torch.Tensor) -> bool:
+    """Whether matrices (B·H, X, Y) are no product of a key and a value, but a sum of these."""
+    values = torch.linalg.svdvals(added)
+    return values.shape[-1] > 1 and bool((values[:, 1] > _NEAR * values[:, 0]).any())
 
 
 def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -352,6 +353,8 @@ class _Plain:
             case ast.If() | ast.For():
                 statement.body = [made for part in statement.body for made in self.of(part)]
                 statement.orelse = [made for part in statement.orelse for made in self.of(part)]
+                if isinstance(statement, ast.If):
+                    return [statement, *self._appended(statement)]
             case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=ast.List(elts=[one])):
                 return [_called(f"{name}.append(None)", one, statement)]
             case ast.Assign(
@@ -364,6 +367,20 @@ class _Plain:
             ):
                 return self._apart(statement, parts)
         return [statement]
+
+    def _appended(self, statement: ast.If) -> list[ast.stmt]:
+        """What both sides append to a list that they don't read, appended behind them."""
+        sides = [_appends(side) for side in (statement.body, statement.orelse)]
+        after: list[ast.stmt] = []
+        for name in sides[0].keys() & sides[1].keys():
+            made = f"__part_{self._number}_{self._made}"
+            self._made += 1
+            for side, found in zip((statement.body, statement.orelse), sides, strict=True):
+                call, value = found[name]
+                side[side.index(call)] = _assigned(made, value, call)
+            either = _located(ast.Name(made, ast.Load()), statement)
+            after.append(_called(f"{name}.append(None)", either, statement))
+        return after
 
     def _apart(self, statement: ast.Assign, parts: Sequence[ast.expr]) -> list[ast.stmt]:
         """`h[i], c[i] = …` as names that are assigned to these places."""
@@ -380,6 +397,25 @@ class _Plain:
                 names.append(part)
         target = _located(ast.Tuple(names, ast.Store()), statement)
         return [_located(ast.Assign([target], statement.value), statement), *after]
+
+
+def _appends(statements: Sequence[ast.stmt]) -> dict[str, tuple[ast.Expr, ast.expr]]:
+    """The statements that append to a list, and what they append, by the list's name, if it occurs
+    nowhere else in them.
+    """
+    found: dict[str, tuple[ast.Expr, ast.expr]] = {}
+    times = Counter(
+        each.id for part in statements for each in ast.walk(part) if isinstance(each, ast.Name)
+    )
+    for statement in statements:
+        match statement:
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]
+                )
+            ) if times[name] == 1:
+                found[name] = statement, value
+    return found
 
 
 def _located(node: _Node, at: ast.AST) -> _Node:

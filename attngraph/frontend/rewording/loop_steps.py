@@ -18,6 +18,8 @@ Block: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
 """Of a step where its block begins and ends, and the limit of all blocks, None without one."""
 Slices: TypeAlias = tuple[torch.Tensor, int, Block | None]
 """A tensor, an axis, and the block of it that each step takes, None where that is one place."""
+_WIDER = 3
+"""Steps after which a state has the shape that it keeps."""
 
 
 class _Index:
@@ -168,6 +170,8 @@ class Helpers(Lists):
 
         new = [at for at in lost if wanted[at]]
         others = [at for at in range(len(leaves)) if at not in places]
+        if places and before is steps:
+            _widen(leaves, places, step, items)
         if places:
             carry, made = scan(step, [leaves[at] for at in places], items)
         else:
@@ -271,6 +275,41 @@ def _as_tensor(leaf: Any) -> Any:
         is_float = type(leaf) is float
         return torch.full((), leaf, dtype=torch.float64 if is_float else torch.int64)
     return leaf
+
+
+def _widen(
+    leaves: list[Any],
+    places: Sequence[int],
+    step: Callable[[list[torch.Tensor], list[torch.Tensor]], tuple[list[Any], Any]],
+    items: Sequence[torch.Tensor],
+) -> None:
+    """Gives what is carried into the first step the shape and dtype in which it leaves it, as far
+    as that is a broadcast: a state that begins as `zeros(d)`, `zeros(())`, 0 or whole numbers.
+
+    A step that would see the difference, as by a sum, is another function: the check of the trace
+    tells.
+    """
+    now = [item.new_zeros(item.shape[1:]) for item in items]
+    for _ in range(_WIDER):
+        after, _ = step([leaves[at] for at in places], now)
+        is_same = True
+        for at, last in zip(places, after, strict=True):
+            first, sizes = _sizes(leaves[at]), _sizes(last)
+            if (first, leaves[at].dtype) == (sizes, last.dtype):
+                continue
+            own = sizes[len(sizes) - len(first) :]
+            if len(first) <= len(sizes) and all(
+                size in (1, wide) for size, wide in zip(first, own, strict=True)
+            ):
+                leaves[at] = _as_tensor(leaves[at].to(last.dtype).expand(last.shape))
+                is_same = False
+        if is_same:
+            return
+
+
+def _sizes(value: torch.Tensor) -> list[Any]:
+    """As expressions, whose comparison asks a trace nothing."""
+    return [_expr(size) for size in value.shape]
 
 
 def _are_last(value: Any, offset: int, bounds: Sequence[Any]) -> bool:

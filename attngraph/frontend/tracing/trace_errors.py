@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import re
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -100,7 +102,13 @@ def rewrite(request: Request, fixed: Places) -> str:
     if _counts_in_steps(line):
         return (
             "take the parts as x.split(step, dim) gives them, and join them by torch.cat, which is "
-            "whole in the graph where no part needs another, or compute on the whole axis at once"
+            "whole in the graph where no part needs another, or, where one does, pad the axis to a "
+            "multiple and go through the parts of x.unflatten(dim, (-1, step))"
+        )
+    if place is not None and (mask := _left_out(*place)):
+        return (
+            "read the whole axis in each step there and hide what a slice leaves out, as by "
+            f"scores.masked_fill({mask}, -torch.inf), for the slice has another size in each step"
         )
     if _LOOP.search(line):
         return (
@@ -111,6 +119,34 @@ def rewrite(request: Request, fixed: Places) -> str:
         "keep it a size there, as tensor.shape[i] gives it, in arithmetic and arguments of torch's "
         "own functions"
     )
+
+
+def _left_out(file: str, at: int) -> str:
+    """Which places a slice that ends at the step leaves out, `x[:, : t + 1]` in a loop over t; ""
+    where the loop on that line has none.
+    """
+    first = linecache.getline(file, at)
+    indent = len(first) - len(first.lstrip())
+    lines = [first]
+    while (line := linecache.getline(file, at + len(lines))) and (
+        not line.strip() or len(line) - len(line.lstrip()) > indent
+    ):
+        lines.append(line)
+    try:
+        (loop,) = ast.parse(textwrap.dedent("".join(lines))).body
+    except (SyntaxError, ValueError):
+        return ""
+    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name):
+        return ""
+    step = loop.target.id
+    for each in ast.walk(loop):
+        match each:
+            case ast.Slice(lower=lower, upper=ast.expr() as upper, step=None):
+                starts = "" if lower is None else ast.unparse(lower)
+                signs = {f"{step} + 1": ">", step: ">="}
+                if (sign := signs.get(ast.unparse(upper))) and starts != step:
+                    return f"torch.arange(size) {sign} {step}"
+    return ""
 
 
 def _counts_in_steps(line: str) -> bool:
