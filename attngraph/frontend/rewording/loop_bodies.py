@@ -372,7 +372,7 @@ class _Plain:
         """What both sides append to a list that they don't read, appended behind them."""
         sides = [_appends(side) for side in (statement.body, statement.orelse)]
         after: list[ast.stmt] = []
-        for name in sides[0].keys() & sides[1].keys():
+        for name in [name for name in sides[0] if name in sides[1]]:
             made = f"__part_{self._number}_{self._made}"
             self._made += 1
             for side, found in zip((statement.body, statement.orelse), sides, strict=True):
