@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.export import Dim
 
 from attngraph.checkpoints.folder import Folder
-from attngraph.checkpoints.named import BESIDE, STEPS, axes_of
+from attngraph.checkpoints.named import BESIDE, STEPS, TOGETHER, axes_of
 from attngraph.checkpoints.tasks import Task
 from attngraph.errors import UsageError
 from attngraph.inference import inference
 
 _ROWS, _TOKENS, _CHOICES, _FRAMES, _SAMPLES, _SIDE = 2, 8, 3, 6, 4000, 224
+_PAIR = 2  # images that are compared with each other
 _LONGER = 4
 """Times as many samples of sound, for heads that leave out most of what they hear."""
 _MAXIMA = (
@@ -137,28 +138,31 @@ class _Maker:
         mains = self.model.main_input_name
         mains = [mains] if isinstance(mains, str) else list(mains)
         mains = [name for name in mains if name in self.taken] or self._required() or mains
+        if mains[:1] == [TOGETHER[0]]:
+            mains += self._known(TOGETHER[1:])
         if "input_ids" in self.taken and "pixel_values" in self.taken and self._sees():
             both = ["input_ids", "pixel_values"]
             yield both, True
             yield both, False
-        yield mains, len(mains) > 1
-        if self._decodes():
+            if "decoder_input_ids" in self.taken:
+                yield [*both, "decoder_input_ids"], False
+        yield mains, len(mains) > 1 and TOGETHER[0] not in mains
+        if "decoder_input_ids" in self.taken:
             yield [*mains, "decoder_input_ids"], False
-        if beside := [name for name in BESIDE if name in self.taken and name not in mains]:
+        if beside := [name for name in self._known(BESIDE) if name not in mains]:
             yield [*mains, *beside], False
         if {"input_ids", "input_features"} <= self.taken.keys() and mains == ["input_ids"]:
             yield ["input_ids", "input_features"], True
 
-    def _decodes(self) -> bool:
-        """Whether it has a decoder of text, which may not begin by itself."""
-        is_known = "decoder_input_ids" in self.taken
-        return is_known and bool(getattr(self.config, "is_encoder_decoder", False))
+    def _known(self, names: Sequence[str]) -> list[str]:
+        """Those of the inputs that the model takes, and whose sizes its config has."""
+        return [n for n in names if n in self.taken and axes_of(n, self.config) is not None]
 
     def _forms(self, name: str) -> int:
         """How many forms samples of an input may have, the likeliest first."""
         match name:
             case "pixel_values":
-                return 2 if isinstance(self._of_vision("num_frames"), int) else 1
+                return 2  # or frames of each, or pairs to compare
             case "inputs":
                 return 2
             case "input_values" | "input_features":
@@ -243,7 +247,7 @@ class _Maker:
     def _target(self) -> None:
         """What a decoder of text has before it, beside what is encoded."""
         most = getattr(self.config, "max_target_positions", None) or longest(self.model)
-        rows = len(next(iter(self.found.kwargs.values())))
+        rows = len(next(iter(self.found.kwargs.values()), range(self.rows)))
         dims = {1: Dim("decoder_seq", max=most)} | ({0: Dim("batch")} if rows > 1 else {})
         self.found.add("decoder_input_ids", self._tokens((rows, _TOKENS - 2)), dims)
 
@@ -260,6 +264,8 @@ class _Maker:
         }
         shape = (_ROWS, *sizes)
         value = torch.rand(shape, generator=self.random)
+        if axes.is_mask:
+            value = torch.ones(shape)
         if axes.below is not None:
             value = torch.randint(axes.below, shape, generator=self.random)
         self.found.add(name, value, dims)
@@ -297,6 +303,8 @@ class _Maker:
         is_video = name.endswith("videos") or of_frames
         if self.task is not None and "video" in self.task.name:
             is_video = True
+        if of_frames and not isinstance(frames, int):
+            frames = _PAIR
         if isinstance(frames, int) and is_video:
             shape = (rows, frames, *shape[1:])
         image = torch.randn(shape, generator=self.random)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import attngraph
+from attngraph.checkpoints.folder import Folder
+from attngraph.checkpoints.samples import samples_of
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.files.load import load
 from tests.checkpoints.models import saved
@@ -267,6 +269,18 @@ def test_heads_that_read_the_end_of_text_compile(tmp_path: Path, kind: str) -> N
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
+_LAYERS = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+_FORECAST: dict[str, Any] = {
+    **{f"{part}_{what}": n for part in ("encoder", "decoder") for what, n in _LAYERS.items()},
+    "d_model": 16,
+    "prediction_length": 4,
+    "context_length": 12,
+    "lags_sequence": [1, 2, 3],
+    "num_time_features": 2,
+    "num_dynamic_real_features": 1,
+}
+_PAST = ("past_values", "past_time_features", "past_observed_mask")
+_SERIES = {*_PAST, "future_values", "future_time_features"}
 _OF_CONFIG: dict[str, tuple[str, dict[str, Any], set[str], set[str]]] = {
     "T5": (
         "T5Model",
@@ -299,6 +313,19 @@ _OF_CONFIG: dict[str, tuple[str, dict[str, Any], set[str], set[str]]] = {
         "VideoMAEModel",
         {**_SMALL, "num_frames": 4, "image_size": 16, "patch_size": 8},
         {"pixel_values"},
+        {"batch"},
+    ),
+    "TimeSeriesTransformer": (
+        "TimeSeriesTransformerModel",
+        {**_FORECAST, "input_size": 3, "num_static_real_features": 1}
+        | {"num_static_categorical_features": 2, "cardinality": [5, 7]},
+        {"static_categorical_features", "static_real_features", *_SERIES},
+        {"batch"},
+    ),
+    "TimesFm": (
+        "TimesFmModel",
+        {**_SMALL, "head_dim": 8, "context_length": 32, "patch_length": 8, "horizon_length": 8},
+        {"past_values", "past_values_padding", "freq"},
         {"batch"},
     ),
 }
@@ -345,15 +372,71 @@ def test_bins_are_those_of_the_part_that_listens_and_short_sounds_are_made_longe
     assert load(tmp_path / "wave").kwargs["input_values"].shape == (2, 16000)
 
 
+@pytest.mark.parametrize("kind", ["TimeSeriesTransformer", "Informer", "Autoformer"])
+def test_a_series_reaches_back_by_its_lags(tmp_path: Path, kind: str) -> None:
+    """Its values lie further back than context_length says, and come with their times; without its
+    future, the decoder would begin from nothing."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**_FORECAST)
+    module = getattr(transformers, f"{kind}ForPrediction")(config)
+    module.save_pretrained(tmp_path)
+    given = load(tmp_path).kwargs
+    shapes = {n: each.shape[1:] for n, each in given.items() if isinstance(each, torch.Tensor)}
+    past, future = {"past_values", "past_observed_mask"}, {"future_values"}
+    assert shapes == {
+        **dict.fromkeys(past, (15,)),
+        **dict.fromkeys(future, (4,)),
+        "past_time_features": (15, 3),
+        "future_time_features": (4, 3),
+    }
+    assert module(**given).params
+
+
 def test_a_series_of_which_the_config_says_less_is_refused(tmp_path: Path) -> None:
-    """Its values lie further back than context_length says, by lags, and come with their times."""
     from transformers import TimeSeriesTransformerConfig, TimeSeriesTransformerModel
 
-    layers = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
-    config = TimeSeriesTransformerConfig(prediction_length=4, context_length=8, **layers)
+    config = TimeSeriesTransformerConfig(**{**_FORECAST, "lags_sequence": []})
     TimeSeriesTransformerModel(config).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="for whose input past_values attngraph has no samples"):
+    with pytest.raises(UsageError, match="for whose input past_time_features attngraph has no"):
         load(tmp_path)
+
+
+def test_images_that_are_compared_come_in_pairs(tmp_path: Path) -> None:
+    from transformers import SuperGlueConfig, SuperGlueForKeypointMatching
+
+    config = SuperGlueConfig(
+        keypoint_detector_config={"model_type": "superpoint", "descriptor_decoder_dim": 16},
+        hidden_size=16, keypoint_encoder_sizes=[8, 16], gnn_layers_types=["self", "cross"],
+    )  # fmt: skip
+    SuperGlueForKeypointMatching(config).save_pretrained(tmp_path)
+    assert load(tmp_path).kwargs["pixel_values"].shape == (2, 2, 3, 224, 224)
+
+
+def test_a_decoder_beside_text_and_images_has_ids_too(tmp_path: Path) -> None:
+    from transformers import UdopConfig, UdopModel
+
+    layers = {"num_heads": 2, "num_layers": 1, "d_kv": 8, "d_ff": 16, "d_model": 16}
+    places = {"image_size": 32, "patch_size": 16, "decoder_start_token_id": 0}
+    module = UdopModel(UdopConfig(vocab_size=40, **layers, **places)).eval()
+    module.save_pretrained(tmp_path)
+    given = load(tmp_path).kwargs
+    assert given.keys() >= {"input_ids", "bbox", "pixel_values", "decoder_input_ids"}
+    assert module(**given).last_hidden_state.shape == (2, 6, 16)
+
+
+def test_a_decoder_of_nothing_else_has_rows_of_its_own(tmp_path: Path) -> None:
+    from transformers import GPT2Config
+
+    class Alone(torch.nn.Module):
+        main_input_name = "decoder_input_ids"
+        config = GPT2Config(vocab_size=40)
+
+        def forward(self, decoder_input_ids: torch.Tensor) -> torch.Tensor:
+            return decoder_input_ids
+
+    found = samples_of(Folder(tmp_path, {}, ()), Alone(), None)
+    assert found.kwargs["decoder_input_ids"].shape == (2, 6)
 
 
 @pytest.mark.parametrize("kind", ["SequenceClassification", "ImageClassificationFourier"])
