@@ -170,6 +170,10 @@ def _filled(
         said = f"{len(missing)} of its weights are in no file ({_first(missing)})"
         if left := sorted(info["unexpected_keys"]):
             said += f", and it has no place for others in them ({_first(left)})"
+        saved = folder.architecture
+        if saved not in (None, kind.__name__) and folder.adapter is None:
+            said += f"; the checkpoint is a {saved}: leave out --task to have its own head"
+            return None, {}, f"{said}, or train a {kind.__name__} and save that"
         return None, {}, f"{said}; {_AGAIN}, or save the weights by the names of the class"
     odd = [
         f"{name} is {tuple(found)} in the file and {tuple(wanted)} in the model"

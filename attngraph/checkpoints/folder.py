@@ -20,6 +20,8 @@ from attngraph.errors import LoadError
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 VOCABULARY, LABELS = "vocab_size", "num_labels"
 """Sizes in a config that an adapter may have changed."""
+_BELOW = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
+"""Where a checkpoint may lie in the folder that is given: as the hub's cache has it, say."""
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -189,8 +191,8 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """What config.json says. Raises LoadError where there is none, or it can't be read."""
     file = within(path, CONFIG)
     if not file.is_file():
-        inner = sorted(each.name for each in path.iterdir() if (each / CONFIG).is_file())
-        meant = f" (such as {path / inner[0]})" if inner else ""
+        inner = sorted(each for how in _BELOW for each in path.glob(how))
+        meant = f" (such as {inner[0].parent})" if inner else ""
         raise LoadError(
             f"{path} has no {CONFIG}, so it is no checkpoint; give the folder that save_pretrained "
             f"wrote{meant}, or a model file."

@@ -68,7 +68,6 @@ _COMPUTED: Mapping[str, Callable[[Any], int]] = {
     "categories": _categories,
 }
 """Settings that follow from others."""
-_OF_STEPS = {"steps": "steps", "most": "max_ep_len"}
 _FORECAST: Mapping[str, tuple[_Form, ...]] = {
     "past_values": (
         _Form(("lagged_alone",)),
@@ -93,12 +92,18 @@ _FORECAST: Mapping[str, tuple[_Form, ...]] = {
 TOGETHER = tuple(_FORECAST)
 """Inputs that mean nothing without each other: of a series, its past, what is known of its future
 and what its decoder begins from."""
+
+
+def _of_steps(*width: str | int, below: str | None = None) -> tuple[_Form, ...]:
+    return (_Form((STEPS, *width), "steps", "max_ep_len", below),)
+
+
 _OTHERS: Mapping[str, tuple[_Form, ...]] = {
-    "states": (_Form((STEPS, "state_dim"), **_OF_STEPS),),
-    "actions": (_Form((STEPS, "act_dim"), **_OF_STEPS),),
-    "rewards": (_Form((STEPS, 1), **_OF_STEPS),),
-    "returns_to_go": (_Form((STEPS, 1), **_OF_STEPS),),
-    "timesteps": (_Form((STEPS,), below="max_ep_len", **_OF_STEPS),),
+    "states": _of_steps("state_dim"),
+    "actions": _of_steps("act_dim"),
+    "rewards": _of_steps(1),
+    "returns_to_go": _of_steps(1),
+    "timesteps": _of_steps(below="max_ep_len"),
     "visual_feats": (_Form((STEPS, "visual_feat_dim"), "regions"),),
     "visual_pos": (_Form((STEPS, "visual_pos_dim"), "regions"),),
     "decoder_input_values": (_Form((STEPS, "num_mel_bins"), "frames"),),
@@ -121,7 +126,8 @@ def _sized(form: _Form, config: Any) -> Axes | None:
     if not all(isinstance(size, int) and size > 0 for size in said.values()):
         return None
     sizes = tuple(said[axis] if isinstance(axis, str) else axis for axis in form.axes)
-    most, below = (said.get(n, n) for n in (form.most, form.below))
+    most = None if form.most is None else said[form.most]
+    below = said[form.below] if isinstance(form.below, str) else form.below
     return Axes(sizes, form.steps, most, below, form.is_mask)
 
 

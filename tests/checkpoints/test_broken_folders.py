@@ -83,6 +83,11 @@ def _adapter_of_another(path: Path) -> None:
     save_file({"a": torch.ones(1)}, path / "adapter_model.safetensors")
 
 
+def _one_snapshot_in(path: Path) -> None:
+    (path / "snapshots" / "5f0").mkdir(parents=True)
+    (path / "config.json").rename(path / "snapshots" / "5f0" / "config.json")
+
+
 def _one_further_in(path: Path) -> None:
     (path / "checkpoint-5").mkdir()
     (path / "config.json").rename(path / "checkpoint-5" / "config.json")
@@ -188,6 +193,7 @@ _BROKEN = {
     "a shard lost": (lambda p: _index(p, "model-2.safetensors"), "the shard model-2.safetensors"),
     "a weight twice": (_twice, r"model-2.safetensors and another shard .* for classifier.weight"),
     "a folder above": (_one_further_in, r"has no config.json.*such as .*/checkpoint-5\)"),
+    "the hub's folder": (_one_snapshot_in, r"has no config.json.*such as .*/snapshots/5f0\)"),
     "an adapter of another": (
         _adapter_of_another,
         "holds a model and an adapter of 'some/other'",
