@@ -311,6 +311,7 @@ class DecoderOptions:
 
     def __post_init__(self) -> None:
         _check("cache", self.cache, get_args(CacheKind))
+        _check("runtime", self.runtime, (None, *get_args(Runtime)))
         if self.runtime is not None and not self.padding:
             raise UsageError(
                 f"--for {self.runtime} needs the mask that --no-padding leaves out: drop one."

@@ -77,6 +77,7 @@ def test_a_value_that_there_is_not_is_refused(wrong: dict[str, Any], sentence: s
     ("wrong", "sentence"),
     [
         ({"cache": "endless"}, "cache is 'endless'; it can be growing, static."),
+        ({"runtime": "optimum"}, "runtime is 'optimum'; it can be genai."),
         ({"max_length": 8}, "max_length is for a static cache"),
         ({"cache": "static"}, "A static cache needs max_length"),
         ({"cache": "static", "max_length": 1}, "max_length is 1; it must be a whole number"),
