@@ -258,6 +258,11 @@ def _require_kinds(generation: Any, path: Path) -> None:
                 e is not None and (isinstance(e, bool) or not isinstance(e, kinds)) for e in each
             ):
                 raise LoadError(f"{path} says {name} = {value!r}, which is not {what}: mend it.")
+    penalty = getattr(generation, "repetition_penalty", None)
+    if penalty is not None and penalty <= 0:
+        raise LoadError(
+            f"{path} says repetition_penalty = {penalty}, which is not a number above 0: mend it."
+        )
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

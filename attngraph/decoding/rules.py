@@ -90,13 +90,22 @@ class Rules(Described):
         )
 
     def known(self, vocabulary: int | None) -> Rules:
-        """Without the tokens that end or fill a row of which a model of so many has none, as
-        tokenizers have padding of their own."""
+        """Without the tokens that end or fill a row, or that are suppressed, of which a model of so
+        many has none, as tokenizers have padding of their own."""
         most = float("inf") if vocabulary is None else vocabulary
-        ends = tuple(token for token in self.eos_token_id if 0 <= token < most)
+
+        def had(tokens: Sequence[int]) -> tuple[int, ...]:
+            return tuple(token for token in tokens if 0 <= token < most)
+
         pad = self.pad_token_id
-        pad = None if pad is None or not 0 <= pad < most else pad
-        return replace(self, eos_token_id=ends, pad_token_id=pad)
+        return replace(
+            self,
+            eos_token_id=had(self.eos_token_id),
+            pad_token_id=None if pad is None or not had([pad]) else pad,
+            suppress_tokens=had(self.suppress_tokens),
+            begin_suppress_tokens=had(self.begin_suppress_tokens),
+            bad_words_ids=tuple(word for word in self.bad_words_ids if had(word) == word),
+        )
 
     def applied(
         self, logits: torch.Tensor, ids: torch.Tensor, step: int, count: int, ends: Sequence[int]

@@ -23,6 +23,7 @@ from tests.checkpoints.models import rewritten
         ("decoder_start_token_id", "0", "an id, or a list of ids"),
         ("temperature", "hot", "a number"),
         ("top_k", 2.5, "a whole number"),
+        ("repetition_penalty", 0, "a number above 0"),
     ],
 )
 def test_settings_of_generation_are_what_their_names_say(

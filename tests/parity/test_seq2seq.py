@@ -291,7 +291,7 @@ def test_codes_that_each_part_chose_for_itself_are_no_difference(seed: int) -> N
 RULES: list[dict[str, Any]] = [
     {"forced_bos_token_id": 7, "begin_suppress_tokens": [3]},
     {"forced_eos_token_id": 11},
-    {"no_repeat_ngram_size": 2, "suppress_tokens": [53]},
+    {"no_repeat_ngram_size": 2, "suppress_tokens": [53, 4000]},  # it has no 4000
     {"bad_words_ids": [[57], [3, 3], [2]], "min_new_tokens": 6},
     {"repetition_penalty": 1.7, "min_length": 4},
 ]
