@@ -27,7 +27,7 @@ from attngraph.errors import CaptureError, SampleError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.families.multimodal import of_images
 from attngraph.frontend.families.seq2seq import is_seq2seq, of_transformers
-from attngraph.frontend.files.load import Loaded
+from attngraph.frontend.files.load import EMBEDDED, Loaded
 from attngraph.frontend.interface.modalities import SOUND, SOUNDS, joined_by, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.frontend.tracing.trace_errors import Specialised
@@ -82,7 +82,7 @@ def compiled(request: Request) -> Parts:
     if kind == "model" and request.decoding != DecoderOptions():
         raise UsageError(
             f"{request.loaded.source} is no causal language model, so it has no cache: leave out "
-            "the options of decoding."
+            f"the options of decoding{_or_as_decoder(request.loaded)}."
         )
     if kind == "decoder" and request.loaded.args is None:
         raise UsageError(
@@ -90,6 +90,12 @@ def compiled(request: Request) -> Parts:
             "made here: leave out --input and --inputs."
         )
     return replace(COMPILERS[kind](request), settings=request.loaded.settings)
+
+
+def _or_as_decoder(loaded: Loaded) -> str:
+    """The end of an advice for a model of embeddings that was saved as a language model."""
+    told = any(EMBEDDED in note for note in loaded.notes)
+    return ", or pass --task text-generation to have its decoder" if told else ""
 
 
 def _whole(request: Request) -> Parts:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import attngraph
 from attngraph.checkpoints.embeddings import Pooling
-from attngraph.errors import LoadError
+from attngraph.errors import LoadError, UsageError
 from attngraph.frontend.files.load import load
 from tests.checkpoints.models import feed, saved
 
@@ -129,7 +129,10 @@ def test_a_decoder_with_stages_is_an_embedding_model(tmp_path: Path) -> None:
     folder = _with_stages(
         tmp_path / "in", "llama", ("Pooling", {"pooling_mode": "lasttoken"}), ("Normalize", {})
     )
+    with pytest.raises(UsageError, match="or pass --task text-generation to have its decoder"):
+        attngraph.optimize_checkpoint(folder, cache="static", max_length=16)
     made = attngraph.optimize_checkpoint(folder)
+    assert made.report.notes[0].endswith("--task text-generation compiles what it was saved as.")
     given, found = _results(made, tmp_path / "out")
     assert made.task == "feature-extraction"
     model: Any = LlamaModel.from_pretrained(folder)

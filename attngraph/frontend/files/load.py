@@ -22,7 +22,7 @@ from attngraph.checkpoints.renamed import rename
 from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.stages import MODULES, Stage, stages_of
-from attngraph.checkpoints.tasks import Task, task_adapted
+from attngraph.checkpoints.tasks import Task, task_adapted, task_of
 from attngraph.errors import LoadError
 from attngraph.frontend.files.factory import Built, build
 from attngraph.frontend.files.names import kind_of, refuse_factory, require_factory
@@ -39,6 +39,9 @@ from attngraph.frontend.interface.modalities import (
     joined_by,
     refuse_mixed,
 )
+
+EMBEDDED = f"{MODULES} makes a model of embeddings of it"
+"""How a note begins on what was saved as a model that generates."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,9 @@ def _from_folder(
     if behind is not None and makes_embeddings:
         made_of = [_filled(each, trust_pickle=trust_pickle) for each in behind.steps]
         put_behind(module, behind, made_of)
+        own = None if folder.architecture is None else task_of(folder.architecture)
+        if own is not None and own.kind != "model":
+            notes.append(f"{EMBEDDED}; --task {own.name} compiles what it was saved as.")
     notes += [] if behind is None else behind.notes
     if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
         bare = Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
