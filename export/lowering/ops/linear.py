@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from string import ascii_letters
 from typing import Any, TypeGuard
 
 import onnx_ir as ir
@@ -361,12 +362,35 @@ def lower_einsum(ctx: LoweringContext, node: Node) -> ir.Value | None:
     values = [value for value in node.inputs if value is not None]
     if not node.output.dtype.is_floating_point:
         return None  # its parts: onnxruntime's kernel adds integers in double
-    equation = node.attrs["equation"].replace(" ", "")
+    equation = _in_letters(node.attrs["equation"].replace(" ", ""), [len(v.shape) for v in values])
     if may_be_empty(ctx, [dim for value in values for dim in value.shape]):
         return einsum(ctx, node, equation)  # the kernel divides by some of the sizes
     # Outer products take operands of two dtypes, as positions times frequencies are.
     operands = [ctx.cast(ctx.value(value), node.output.dtype) for value in values]
     return ctx.op("Einsum", *operands, equation=equation)
+
+
+def _in_letters(equation: str, ranks: Sequence[int]) -> str:
+    """An equation whose dots, which torch sums over where the result has none, are letters."""
+    terms, arrow, output = equation.partition("->")
+    if "..." not in terms:
+        return equation
+    named = terms.split(",")
+    ranges = [
+        rank - len(term) + 3 if "..." in term else 0
+        for term, rank in zip(named, ranks, strict=True)
+    ]
+    free = [letter for letter in ascii_letters if letter not in equation]
+    letters = "".join(free[: max(ranges)])
+    spelled = [
+        term.replace("...", letters[len(letters) - count :])
+        for term, count in zip(named, ranges, strict=True)
+    ]
+    if not arrow:
+        single = [each for each in sorted({*terms} - {*",."}) if terms.count(each) == 1]
+        output = "..." + "".join(single)
+    is_any = all(spelled)  # a scalar among the operands has no letter
+    return f"{','.join(spelled)}->{output.replace('...', letters)}" if is_any else equation
 
 
 @register_lowering("aten.embedding")

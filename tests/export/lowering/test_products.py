@@ -103,6 +103,25 @@ def test_an_einsum_of_what_may_be_empty_is_a_product(equation: str, sizes: str, 
     assert "Einsum" not in op_types(model)
 
 
+@pytest.mark.parametrize(
+    ("equation", "kept"),
+    [
+        ("...b,...c->bc", "4, 4"),
+        ("...b,...b->...", "batch, seq"),
+        ("b...,...c->c", "4"),
+        ("...a,...c", "batch, seq, 4, 4"),
+    ],
+)
+def test_dots_of_an_einsum_are_letters(equation: str, kept: str) -> None:
+    """onnxruntime's kernel refuses those that the result lacks; torch sums over them."""
+    is_matrix = equation.startswith("b...")
+    first, other = ("4, batch", "batch, 4") if is_matrix else ("batch, seq, 4", "batch, seq, 4")
+    check(
+        f"  input %x : f32[{first}]\n  input %y : f32[{other}]\n"
+        f'  %r = aten.einsum(%x, %y) {{equation = "{equation}"}} : f32[{kept}]\n  return %r'
+    )
+
+
 def test_a_multiple_of_a_window_has_one() -> None:
     model = check(
         "  require seq % 4 == 0\n  input %x : f32[batch, seq, 2]\n"
