@@ -73,9 +73,9 @@ def lower_scalar_tensor(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("aten.tril", "aten.triu")
 def lower_triangle(ctx: LoweringContext, node: Node) -> ir.Value:
-    """Bools go through int64: not every provider has a bool Trilu."""
+    """Bools and other integers go through int64: not every provider has their Trilu."""
     args, dtype = ctx.args(node), node.output.dtype
-    x = args["self"] if dtype != torch.bool else ctx.cast(args["self"], torch.int64)
+    x = args["self"] if dtype.is_floating_point else ctx.cast(args["self"], torch.int64)
     diagonal = ctx.dim(args["diagonal"])
     return ctx.cast(ctx.op("Trilu", x, diagonal, upper=int(node.op == "aten.triu")), dtype)
 

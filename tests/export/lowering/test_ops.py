@@ -161,6 +161,7 @@ CASES = {
     "full-like": (X, "aten.full_like(%x) {fill_value = 3}"),
     "new-ones": (X, "aten.new_ones(%x) {size = [seq, seq]}"),
     "tril": (X, "aten.tril(%x) {diagonal = -1}"),
+    "tril-bytes": ("  input %a : u8[seq, keys]\n", "aten.tril(%a) {diagonal = 0}"),
     "triu-bool": ("  input %a : bool[seq, keys]\n", "aten.triu(%a) {diagonal = 1}"),
     "triu-by-dim": ("  input %x : f32[seq, keys]\n", "aten.triu(%x) {diagonal = keys - seq + 1}"),
     "scalar-tensor": (X, "aten.scalar_tensor() {s = 1.5, dtype = f32}"),
