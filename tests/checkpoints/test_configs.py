@@ -114,16 +114,3 @@ def test_a_class_of_another_framework_has_one_in_pytorch(bert: Path, prefix: str
     rewritten(bert, architectures=[f"{prefix}Other"])
     with pytest.raises(LoadError, match="a class of its author's own"):
         load(bert)
-
-
-def test_what_makes_embeddings_of_the_outputs_is_told(bert: Path) -> None:
-    """sentence-transformers pools and normalises what the model returns."""
-    kinds = ["Transformer", "Pooling", "Normalize"]
-    every = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
-    (bert / "modules.json").write_text(json.dumps(every))
-    (note,) = load(bert).notes
-    assert note.startswith("modules.json says that Pooling, then Normalize of sentence-transform")
-    (bert / "modules.json").write_text(json.dumps(every[:1]))
-    assert not load(bert).notes
-    (bert / "modules.json").write_text("5")
-    assert not load(bert).notes
