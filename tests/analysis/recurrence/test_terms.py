@@ -14,9 +14,9 @@ from attngraph.analysis.recurrence.terms import (
     Recurrence,
     State,
     as_state,
-    described,
+    fused,
 )
-from attngraph.ir import TensorType, Value
+from attngraph.ir import TensorType, Value, parse
 
 BATCH, TOKENS, KEYS, FEATURES = 2, 5, 3, 4
 Numbers = dict[Value, torch.Tensor]
@@ -182,7 +182,27 @@ def test_a_state_has_its_heads_beside_its_rows_or_merged_with_them() -> None:
     assert as_state(None, False, 2, 2) is None
 
 
-def test_what_it_is_called() -> None:
-    assert described(None, None, None) == "Linear attention"
-    assert described(1, None, None) == "A delta rule"
-    assert described(None, 1, 1) == "Linear attention with a decay, from a given state on,"
+@pytest.mark.parametrize(
+    ("operands", "name"),
+    [
+        ("", "Linear attention is one operator."),
+        (", %b", "A delta rule is one operator."),
+        (
+            ", none, %g, %p",
+            "Linear attention with a decay, from a given state on, is one operator.",
+        ),
+        (", none, %g, %z", "Linear attention with a decay is one operator."),
+    ],
+)
+def test_what_it_is_called(operands: str, name: str) -> None:
+    graph = parse(f"""graph @main {{
+  input %q : f32[2, 7, 6]
+  input %v : f32[2, 7, 8]
+  input %g : f32[2, 7, 2]
+  input %p : f32[2, 2, 3, 4]
+  %z = aten.full() {{size = [2, 2, 3, 4], fill_value = 0.0, dtype = f32}}
+  %y, %s = attn.linear_attention(%q, %q, %v{operands}) {{heads = 2, kv_heads = 2, scale = 1.0}}
+  return %y
+}}""")
+    node = next(each for each in graph if each.op == "attn.linear_attention")
+    assert fused(node, node.loc).reason == name
