@@ -186,12 +186,9 @@ def test_a_state_has_its_heads_beside_its_rows_or_merged_with_them() -> None:
     ("operands", "name"),
     [
         ("", "Linear attention is one operator."),
-        (", %b", "A delta rule is one operator."),
-        (
-            ", none, %g, %p",
-            "Linear attention with a decay, from a given state on, is one operator.",
-        ),
-        (", none, %g, %z", "Linear attention with a decay is one operator."),
+        (", none, none, %g", "A delta rule is one operator."),
+        (", %z, %g", "Linear attention with a decay is one operator."),
+        (", %p", "Linear attention, from a given state on, is one operator."),
     ],
 )
 def test_what_it_is_called(operands: str, name: str) -> None:
