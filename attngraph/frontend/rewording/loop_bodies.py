@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
+from attngraph.frontend.rewording.loop_choices import Choosing
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import loaded, read_first, stored, stored_in
 
@@ -26,10 +27,16 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 
 class _Filled(NamedTuple):
-    """A list that each step adds to, behind what it holds or in front of that."""
+    """A list that each step adds to, behind what it holds or in front of that.
+
+    With `every`, a divisor and a rest, only steps whose number leaves that rest do. With `firm` one
+    does where its number says so that is known while it is traced.
+    """
 
     of: str
     in_front: bool
+    every: str = "None"
+    firm: bool = False
 
 
 class _Place(NamedTuple):
@@ -59,6 +66,7 @@ class Body:
         self.appended: dict[str, _Filled] = {}
         self.rows: dict[str, Taken] = {}
         self.before: dict[str, str] = {}
+        self.some: list[str] = []
         self.places: list[_Place] = []
         self.changed: set[str] = set()
         if any(isinstance(each, _LEAVES) for part in statements for each in ast.walk(part)):
@@ -74,7 +82,12 @@ class Body:
             self._fill(statement)
         slices = _Slices(self)
         self.statements = [slices.visit(statement) for statement in statements]
-        self.statements = [*self._first_rows(), *self._shifted(self.statements)]
+        unset = [f"{name} = {HELPERS}.nothing" for name in self.some]
+        self.statements = [
+            *(made for text in unset for made in parsed(text, statements[0])),
+            *self._first_rows(),
+            *self._shifted(self.statements),
+        ]
         self.statements = self._blocks.without_ends(self.statements, after)
         self.assigned = stored(self.statements)
         left = loaded(self.statements)
@@ -90,6 +103,12 @@ class Body:
                 raise Unread
             if isinstance(each, ast.Expr) and not isinstance(each.value, ast.Constant):
                 self._check_own(each)
+        firm = [name for name, each in self.appended.items() if each.firm]
+        choosing = Choosing(index, HELPERS, number, firm)
+        block = choosing.generic_visit(ast.If(ast.Constant(True), self.statements, []))
+        assert isinstance(block, ast.If)
+        self.statements, self.by_first = block.body, choosing.compares
+        self.chosen = choosing.names
 
     def _changed(self, statements: Sequence[ast.stmt]) -> set[str]:
         """The names of which a part is assigned that is no slice of this step."""
@@ -116,14 +135,69 @@ class Body:
         return changed
 
     def _fill(self, statement: ast.stmt) -> None:
-        """Notes a list that a statement of every step adds to."""
+        """Notes a list that a statement of every step adds to, or that of some."""
         match statement:
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how))):
-                known = [each.of for each in self.appended.values()]
-                if name in self.assigned or name in known or how not in ("append", "insert"):
-                    return
-                made = f"__appended_{self.number}_{len(self.appended)}"
-                self.appended[made] = _Filled(name, how == "insert")
+            case ast.If(test=test, body=body, orelse=orelse):
+                sides = [_added(side) for side in (body, orelse)]
+                for name in sides[0].keys() | sides[1].keys():
+                    counts = [side.get(name, []) for side in sides]
+                    if [len(each) for each in counts] == [1, 1]:
+                        self._note(name, {*counts[0], *counts[1]})
+                    elif sum(map(len, counts)) == 1:
+                        every = self._every(test) if counts[0] else "None"
+                        if every != "None" or self._is_of_number(test):
+                            self._note(name, {*counts[0], *counts[1]}, every)
+            case ast.Expr():
+                for name, how in _added([statement]).items():
+                    self._note(name, {*how})
+
+    def _note(self, name: str, how: Collection[str], every: str | None = None) -> None:
+        known = [each.of for each in self.appended.values()]
+        if name in self.assigned or name in known or len(how) != 1:
+            return
+        made = f"__appended_{self.number}_{len(self.appended)}"
+        is_some = every is not None
+        self.appended[made] = _Filled(name, "insert" in how, every or "None", every == "None")
+        if is_some:
+            self.some.append(made)
+
+    def _every(self, test: ast.expr) -> str:
+        """`t % 2 == 0` as its divisor and rest; "None" of other conditions."""
+        rest = "0"
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=quotient):
+                pass
+            case ast.Compare(left=quotient, ops=[ast.Eq()], comparators=[other]):
+                rest = ast.unparse(other)
+            case _:
+                return "None"
+        match quotient:
+            case ast.BinOp(
+                left=ast.BinOp(left=ast.Name(id=index), op=ast.Add(), right=ahead),
+                op=ast.Mod(),
+                right=divisor,
+            ):
+                rest = f"({rest} - {ast.unparse(ahead)}) % {ast.unparse(divisor)}"
+            case ast.BinOp(left=ast.Name(id=index), op=ast.Mod(), right=divisor):
+                pass
+            case _:
+                return "None"
+        names = loaded([test]) - {index}
+        if index == self.index and not names & self.bound:
+            return f"({ast.unparse(divisor)}, {rest})"
+        return "None"
+
+    def _is_of_number(self, test: ast.expr) -> bool:
+        """Whether it compares the step's number with a constant."""
+        match test:
+            case ast.Compare(left=one, ops=[_], comparators=[other]):
+                sides = (one, other)
+            case ast.UnaryOp(op=ast.Not(), operand=one):
+                sides = (one, ast.Constant(0))
+            case _:
+                sides = (test, ast.Constant(0))
+        numbers = [isinstance(side, ast.Constant) for side in sides]
+        return sum(numbers) == 1 and any(ast.unparse(side) == self.index for side in sides)
 
     def _check_own(self, statement: ast.Expr) -> None:
         """Raises Unread unless it adds to a list of this step's own."""
@@ -171,7 +245,7 @@ class Body:
         if not isinstance(node.value, ast.Name):
             return None
         of = node.value.id
-        made = next((own for own, each in self.appended.items() if each == (of, False)), None)
+        made = next((own for own, each in self.appended.items() if each[:2] == (of, False)), None)
         if made is None:
             return None
         back = -1
@@ -223,6 +297,17 @@ class Body:
             rest.pop()
         left = ast.Tuple(rest, ast.Load()) if rest else None
         return Taken(ast.unparse(target.value), axis, blocks.get(at, "None")), left
+
+
+def _added(statements: Sequence[ast.stmt]) -> dict[str, list[str]]:
+    """By the name of a list, how statements add an element to it, for each that does."""
+    found: dict[str, list[str]] = {}
+    for statement in statements:
+        match statement:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how))):
+                if how in ("append", "insert"):
+                    found.setdefault(name, []).append(how)
+    return found
 
 
 def _is_list(item: ast.expr) -> bool:
@@ -313,12 +398,12 @@ class _Slices(ast.NodeTransformer):
         """What is added to a list that all steps fill is given a name."""
         match node.value:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how), args=args):
-                filled = _Filled(name, how == "insert")
+                filled = name, how == "insert"
                 made = next(
-                    (own for own, each in self._body.appended.items() if each == filled), None
+                    (own for own, each in self._body.appended.items() if each[:2] == filled), None
                 )
                 is_front = len(args) == 2 and ast.unparse(args[0]) == "0"
-                if made is not None and (is_front if filled.in_front else len(args) == 1):
+                if made is not None and (is_front if how == "insert" else len(args) == 1):
                     value = self.visit(args[-1])
                     return _assigned(made, value, node)
         return self.generic_visit(node)

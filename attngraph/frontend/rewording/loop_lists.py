@@ -189,6 +189,69 @@ class Steps(list[Any]):
     __hash__ = None
 
 
+class Blank(Steps):
+    """`[None] * n` of a size n: a list whose elements are given by their places.
+
+    It is a list as any once it has all of them; before that, what asks for one raises Unread.
+    """
+
+    def __init__(self, blank: Any, size: Any) -> None:
+        self.blank, self._size = blank, size
+        self._parts: list[tuple[Any, Any, Any]] = []
+        list.__init__(self)
+
+    def fill(self, start: Any, stop: Any, stacked: Any) -> None:
+        """Elements of which the first is at `start` and the last before `stop`."""
+        self._parts.append((start, stop, Rows(stacked)))
+        list.append(self, _shown(Rows(stacked)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if type(index) is not int or index < 0:
+            raise Unread("a place in a list that a loop fills")
+        self._parts.append((index, index + 1, value))
+        list.append(self, value)
+
+    @property
+    def is_full(self) -> bool:
+        try:
+            return bool(self.pieces)
+        except Unread:
+            return False
+
+    @property
+    def pieces(self) -> list[Any]:  # type: ignore[override]
+        found: list[Any] = []
+        left, at = list(self._parts), 0
+        while left:
+            following = next((part for part in left if _is_same(part[0], at)), None)
+            if following is None:
+                break
+            left.remove(following)
+            _, at, piece = following
+            found.append(piece)
+        if left or not _is_same(at, self._size):
+            raise Unread("a list of which a loop fills other places than all of them once")
+        return found
+
+    @property
+    def count(self) -> Any:
+        return self._size
+
+    append: Any = Steps._unread
+    insert: Any = Steps._unread
+    extend: Any = Steps._unread
+    reverse: Any = Steps._unread
+    clear: Any = Steps._unread
+
+
+def _is_same(size: Any, other: Any) -> bool:
+    """Whether two sizes are the same, whatever the dims are."""
+    one, two = (
+        each.node.expr if isinstance(each, torch.SymInt) else each for each in (size, other)
+    )
+    return bool(one == two)
+
+
 def _shown(piece: Any) -> Any:
     """What torch finds in the list, which it never computes with."""
     return pytree.tree_leaves(piece.stacked)[0] if isinstance(piece, Rows) else piece
@@ -200,6 +263,12 @@ class Lists:
     `plain` is what the code calls, which answers for any other value, and wherever a name of
     Python's is one of the model's own.
     """
+
+    @staticmethod
+    def blank(one: list[Any], times: Any) -> Any:
+        """`[None] * n`"""
+        is_open = isinstance(times, torch.SymInt) and times.node.expr.free_symbols
+        return Blank(one[0], times) if is_open else one * times
 
     @staticmethod
     def listed(plain: Callable[..., Any], value: Any) -> Any:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch._higher_order_ops.scan import scan
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
-from attngraph.frontend.rewording.loop_lists import Lists, Rows, Steps, Unread
+from attngraph.frontend.rewording.loop_choices import (
+    UNDEFINED,
+    Choices,
+    Known,
+    as_tensor,
+    defined,
+    of_kind,
+)
+from attngraph.frontend.rewording.loop_lists import Blank, Lists, Rows, Steps, Unread
+from attngraph.frontend.rewording.loop_ranges import Block, Range, expr_of, is_equal
 from attngraph.ir.dims import divide
 
-Block: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
-"""Of a step where its block begins and ends, and the limit of all blocks, None without one."""
 Slices: TypeAlias = tuple[torch.Tensor, int, Block | None]
 """A tensor, an axis, and the block of it that each step takes, None where that is one place."""
 _WIDER = 3
@@ -27,7 +33,7 @@ class _Index:
         return index
 
 
-class Helpers(Lists):
+class Helpers(Lists, Choices):
     """What a rewritten function calls."""
 
     index = _Index()
@@ -44,7 +50,7 @@ class Helpers(Lists):
             return False
         if len(bounds) == 3 and bounds[2] not in (1, -1):
             start, stop, step = bounds
-            if not isinstance(step, int) or step < 1 or divide(_expr(stop - start), step) is None:
+            if not isinstance(step, int) or step < 1 or divide(expr_of(stop - start), step) is None:
                 return False
         ends = bounds[:2]
         return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends)
@@ -52,14 +58,26 @@ class Helpers(Lists):
     @staticmethod
     def backwards(bounds: Sequence[Any]) -> Sequence[Any] | None:
         """The range that goes through the same numbers from the last to the first."""
-        steps = _Range.of(bounds) if len(bounds) < 3 or bounds[2] in (1, -1) else None
+        steps = Range.of(bounds) if len(bounds) < 3 or bounds[2] in (1, -1) else None
         if steps is None:
             return None
         return steps.stop - steps.step, steps.start - steps.step, -steps.step
 
     @staticmethod
-    def Steps(before: Any, made: Any, in_front: bool) -> Any:
-        """A list to which all steps have added."""
+    def Steps(
+        before: Any,
+        made: Any,
+        in_front: bool,
+        every: tuple[Any, Any] | None = None,
+        bounds: Sequence[Any] = (),
+    ) -> Any:
+        """A list to which all steps have added, or those of which the number leaves a rest when it
+        is divided: `every` has the divisor and the rest.
+        """
+        if made == ():
+            return before
+        if every is not None:
+            made = Range.of(bounds).every(made, *every)
         rows = Rows(made)
         return Steps([rows.turned(), *Steps.of(before)] if in_front else [*Steps.of(before), rows])
 
@@ -70,6 +88,8 @@ class Helpers(Lists):
             return value.clone()
         if type(value) in (list, dict):
             return value.copy()
+        if value is None or isinstance(value, (int, float)):
+            return value
         raise Unread("a part of another kind of thing is changed")
 
     @staticmethod
@@ -113,7 +133,7 @@ class Helpers(Lists):
         rows = of.movedim(axis, 0)
         if name == "unbind":
             return Steps([Rows(rows)])
-        is_single = size == 1 if name == "split" else _is_equal(size, of.shape[axis])
+        is_single = size == 1 if name == "split" else is_equal(size, of.shape[axis])
         if not is_single:
             return whole(*args, **named)
         return Steps([Rows(rows.unsqueeze(axis if axis < 0 else axis + 1))])
@@ -126,62 +146,44 @@ class Helpers(Lists):
         sequences: Sequence[Slices],
         wanted: Sequence[bool] = (),
         held: Sequence[Callable[[], Any]] = (),
-        only_carries: bool = False,
+        by_first: bool = False,
     ) -> tuple[list[Any], list[Any]]:
         """What the last step carries out, and the steps' results, stacked.
 
         Of what isn't there before the first step, only what is `wanted` is carried out. A size
-        among what is `held`, which no step changes, is told to the steps by a tensor. Where steps
-        give no results and they `only_carries` something, a range that begins at 1 may be empty.
+        among what is `held`, which no step changes, is told to the steps by a tensor. Where the
+        steps ask `by_first` which one they are, or begin with None, the first one is traced apart.
         """
-        steps = _Range.of(bounds)
-        given = [_defined(value) for value in initial]
-        lost = [at for at, value in enumerate(given) if value is _UNDEFINED]
+        steps = Range.of(bounds)
+        given, kept = [defined(value) for value in initial], [defined(value) for value in held]
+        alone = by_first or any(leaf is None for leaf in pytree.tree_leaves(given))
         are_places = not any(block for _, _, block in sequences)
-        before = steps.from_none() if only_carries and are_places and not lost else steps
-        leaves, spec = pytree.tree_flatten(given)
-        leaves = [_as_tensor(leaf) for leaf in leaves]
-        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        items: list[Any] = [before.numbers()]
-        items += [before.taken(*each) for each in sequences]
-        kept = [_defined(value) for value in held]
-        sized = {at: torch.zeros(size, 0) for at, size in enumerate(kept) if _is_dim(size)}
+        is_known = are_places and not any(value is UNDEFINED for value in given)
+        all_steps = steps.from_none() if is_known and not alone else steps
+        slices = [all_steps.taken(*each) for each in sequences if not _is_blank(each)]
 
-        def step(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
-            own = list(leaves)
-            for at, leaf in zip(places, carry, strict=True):
-                own[at] = leaf
-            own_kept = [
-                sized[at].shape[0] if at in sized else value for at, value in enumerate(kept)
-            ]
-            after, made = body(now[0], *pytree.tree_unflatten(own, spec), *now[1:], *own_kept)
-            last = [after[at] for at in new]
-            for at in lost:
-                after[at] = _UNDEFINED
-            flat, how = pytree.tree_flatten(after)
-            if how != spec or any(flat[at] is not leaves[at] for at in others):
-                raise Unread("another kind of thing is carried")
-            flat = [_as_tensor(leaf) for leaf in flat]
-            if before is not steps:
-                for at in places:
-                    flat[at] = torch.where(now[0] >= steps.start, flat[at], own[at])
-            made = pytree.tree_map(_as_tensor, [*made, *last])
-            return [flat[at] for at in places], made
+        lists: list[Any] = [of for of, _, _ in sequences]
+        blank = {at: lists[at].blank for at, each in enumerate(sequences) if _is_blank(each)}
+        count = len(sequences)
 
-        new = [at for at in lost if wanted[at]]
-        others = [at for at in range(len(leaves)) if at not in places]
-        if places and before is steps:
-            _widen(leaves, places, step, items)
-        if places:
-            carry, made = scan(step, [leaves[at] for at in places], items)
-        else:
-            carry, made = [], torch.vmap(lambda *now: step([], list(now))[1])(*items)
-        for at, leaf in zip(places, carry, strict=True):
-            leaves[at] = leaf
-        after = pytree.tree_unflatten(leaves, spec)
-        for at, values in zip(new, made[len(made) - len(new) :], strict=True):
-            after[at] = values[-1]
-        return after, list(made[: len(made) - len(new)])
+        def call(
+            known: Known, number: Any, given: Sequence[Any], own: Sequence[Any], kept: Sequence[Any]
+        ) -> Any:
+            left = iter(own)
+            parts = [blank[at] if at in blank else next(left) for at in range(count)]
+            return body(known, number, *given, *parts, *kept)
+
+        if not alone:
+            known = (steps.least(0), False)
+            return _scanned(all_steps, steps, partial(call, known), given, slices, wanted, kept)
+        parts = pytree.tree_map(lambda each: each[0], slices)
+        known = (steps.least(0), steps.least(0) is not None)
+        given, made = call(known, as_tensor(steps.start), given, parts, kept)
+        known = (steps.least(1), False)
+        after, others = _scanned(
+            steps, steps.later(), partial(call, known), given, slices, wanted, kept
+        )
+        return after, [_joined(*each) for each in zip(made, others, strict=True)]
 
     @staticmethod
     def put(
@@ -190,13 +192,23 @@ class Helpers(Lists):
         rows: Sequence[torch.Tensor],
     ) -> None:
         """Writes the rows of all steps, stacked, where the loop would have written each."""
-        steps = _Range.of(bounds)
+        steps = Range.of(bounds)
         for each, stacked in zip(written, rows, strict=True):
+            if isinstance(each[0], Blank):
+                each[0].fill(*steps.ends, steps.forward(stacked))
+                continue
             steps.places(*each).copy_(steps.forward(stacked))
 
     @staticmethod
     def row(row: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
-        """A row with a value written at an index, whose slices may end at numbers in tensors."""
+        """A row with a value written at an index, whose slices may end at numbers in tensors.
+
+        An element of a list is the value.
+        """
+        if not isinstance(row, torch.Tensor):
+            if index != ():
+                raise Unread("a part of an element of a list")
+            return value
         items = index if isinstance(index, tuple) else (index,)
         open_at = [at for at, item in enumerate(items) if _is_open_slice(item)]
         if not open_at:
@@ -222,7 +234,7 @@ class Helpers(Lists):
         return torch.where(inside, torch.as_tensor(value, dtype=row.dtype), row)
 
     @staticmethod
-    def part(of: Any, index: Any) -> Any:
+    def part(of: Any, index: Any, is_within: bool = False) -> Any:
         """`of[index]`, where numbers in the index may be tensors: these are no part of a trace."""
         items = list(index) if isinstance(index, tuple) else [index]
         if not isinstance(of, torch.Tensor) or not any(map(_is_number, items)):
@@ -238,9 +250,16 @@ class Helpers(Lists):
         for at, item in enumerate(items):
             if _is_number(item):
                 place = torch.where(item < 0, item + of.shape[axis], item).reshape(1)
-                of, items[at] = of.index_select(axis, place), 0
+                if is_within:
+                    place = place.clamp(0, of.shape[axis] - 1)
+                of, items[at] = of.movedim(axis, 0)[place].movedim(0, axis), 0
             axis += item is not None
         return of[tuple(items)]
+
+    @staticmethod
+    def part_within(of: Any, index: Any) -> Any:
+        """The same where it may count for nothing, and then be at a place that isn't there."""
+        return Helpers.part(of, index, is_within=True)
 
     @staticmethod
     def min(*numbers: Any) -> Any:
@@ -260,21 +279,111 @@ class Helpers(Lists):
         return exact.to(torch.get_default_dtype())
 
 
-class _Undefined:
-    """Stands for a name that nothing has been assigned to."""
+def _scanned(
+    all_steps: Range,
+    steps: Range,
+    call: Callable[..., Any],
+    given: Sequence[Any],
+    slices: Sequence[Any],
+    wanted: Sequence[bool],
+    kept: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """What the last of `steps` carries out, and their results.
+
+    `all_steps` have the slices. If the first of these is none of the steps, it counts for nothing:
+    neither torch nor ONNX has a loop that may have no steps.
+    """
+    is_led, first = all_steps is not steps, all_steps.start
+    given = _as_after(call, all_steps, given, slices, kept)
+    lost = [at for at, value in enumerate(given) if value is UNDEFINED]
+    new = [at for at in lost if wanted[at]]
+    leaves, spec = pytree.tree_flatten([*given])
+    leaves = [as_tensor(leaf) for leaf in leaves]
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    others = [at for at in range(len(leaves)) if at not in places]
+    sized = {at: torch.zeros(size, 0) for at, size in enumerate(kept) if _is_dim(size)}
+
+    def step(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
+        own = list(leaves)
+        for at, leaf in zip(places, carry, strict=True):
+            own[at] = leaf
+        own_kept = [sized[at].shape[0] if at in sized else value for at, value in enumerate(kept)]
+        after, made = call(now[0], pytree.tree_unflatten(own, spec), now[1:], own_kept)
+        last = [after[at] for at in new]
+        for at in lost:
+            after[at] = UNDEFINED
+        flat, how = pytree.tree_flatten(after)
+        if how != spec or any(flat[at] is not leaves[at] for at in others):
+            raise Unread("another kind of thing is carried")
+        flat = [as_tensor(leaf) for leaf in flat]
+        if is_led:
+            for at in places:
+                flat[at] = torch.where(now[0] != first, flat[at], own[at])
+        made = pytree.tree_map(as_tensor, [*made, *last])
+        return [flat[at] for at in places], made
+
+    items = [all_steps.numbers(), *slices]
+    if places and not is_led:
+        _widen(leaves, places, step, items)
+    if places:
+        carry, made = scan(step, [leaves[at] for at in places], items)
+    else:
+        carry, made = [], torch.vmap(lambda *now: step([], list(now))[1])(*items)
+    for at, leaf in zip(places, carry, strict=True):
+        leaves[at] = leaf
+    after = pytree.tree_unflatten(leaves, spec)
+    for at, values in zip(new, made[len(made) - len(new) :], strict=True):
+        after[at] = values[-1]
+    made = list(made[: len(made) - len(new)])
+    if is_led:
+        made = pytree.tree_map(lambda each: each[1:], made)
+    return after, made
 
 
-_UNDEFINED = _Undefined()
+def _as_after(
+    call: Callable[..., Any],
+    steps: Range,
+    given: Sequence[Any],
+    slices: Sequence[Any],
+    kept: Sequence[Any],
+) -> Sequence[Any]:
+    """What is carried, with tensors of what a step makes of it in the place of numbers of Python.
+
+    `total = 0` is a number until the first `total = total + x[:, t]`.
+    """
+    leaves, spec = pytree.tree_flatten([*given])
+    if not any(type(leaf) in (int, float, bool) for leaf in leaves):
+        return given
+    first = pytree.tree_map(lambda each: each[0], slices)
+    after, _ = call(as_tensor(steps.start), pytree.tree_unflatten(leaves, spec), first, kept)
+    made, how = pytree.tree_flatten(after)
+    if how != spec:
+        return given
+    both = zip(leaves, made, strict=True)
+    found: Sequence[Any] = pytree.tree_unflatten([of_kind(*each) for each in both], spec)
+    return found
 
 
-def _as_tensor(leaf: Any) -> Any:
-    """What is carried, in memory of its own; a number becomes a tensor."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.clone(memory_format=torch.contiguous_format)
-    if type(leaf) in (int, float, torch.SymInt):
-        is_float = type(leaf) is float
-        return torch.full((), leaf, dtype=torch.float64 if is_float else torch.int64)
-    return leaf
+def _joined(first: Any, others: Any) -> Any:
+    """What the first step gives and what all others do, stacked; () of none."""
+    if first == ():
+        return others
+    alone = pytree.tree_map(lambda each: as_tensor(each).unsqueeze(0), first)
+    if others == ():
+        return alone
+
+    def join(one: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        if one.dtype != more.dtype or tuple(one.shape[1:]) != tuple(more.shape[1:]):
+            raise Unread("steps that give tensors of different types")
+        return torch.cat([one, more])
+
+    return pytree.tree_map(join, alone, others)
+
+
+def _is_blank(taken: Slices) -> bool:
+    """Whether it is an element of a list that waits for its elements."""
+    of, axis, block = taken
+    return isinstance(of, Blank) and not of.is_full and axis == 0 and block is None
 
 
 def _widen(
@@ -301,7 +410,7 @@ def _widen(
             if len(first) <= len(sizes) and all(
                 size in (1, wide) for size, wide in zip(first, own, strict=True)
             ):
-                leaves[at] = _as_tensor(leaves[at].to(last.dtype).expand(last.shape))
+                leaves[at] = as_tensor(leaves[at].to(last.dtype).expand(last.shape))
                 is_same = False
         if is_same:
             return
@@ -309,7 +418,7 @@ def _widen(
 
 def _sizes(value: torch.Tensor) -> list[Any]:
     """As expressions, whose comparison asks a trace nothing."""
-    return [_expr(size) for size in value.shape]
+    return [expr_of(size) for size in value.shape]
 
 
 def _are_last(value: Any, offset: int, bounds: Sequence[Any]) -> bool:
@@ -320,99 +429,6 @@ def _are_last(value: Any, offset: int, bounds: Sequence[Any]) -> bool:
     return (
         are_numbered and is_one_by_one and type(first) is int and (len(value) == first + offset + 1)
     )
-
-
-def _defined(value: Callable[[], Any]) -> Any:
-    try:
-        return value()
-    except (NameError, IndexError):
-        return _UNDEFINED
-
-
-@dataclass(frozen=True)
-class _Range:
-    """The numbers that a loop goes through, `start`, `start + step` … below `stop`."""
-
-    start: Any
-    stop: Any
-    step: int
-
-    @staticmethod
-    def of(bounds: Sequence[Any]) -> _Range:
-        """Raises Unread where the last step may be shorter than the others."""
-        start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
-        step = bounds[2] if len(bounds) == 3 else 1
-        if step not in (1, -1) and divide(_expr(stop - start), step) is None:
-            raise Unread("a length that is no multiple of the step")
-        return _Range(start, stop, step)
-
-    def from_none(self) -> _Range:
-        """The range from 0, of one that begins at 1 and may have one step or none: neither torch
-        nor ONNX has such a loop.
-        """
-        count = self.stop - self.start
-        is_short = isinstance(count, torch.SymInt) and not statically_known_true(count >= 2)
-        is_from_one = self.step == 1 and type(self.start) is int and self.start == 1
-        is_to_size = isinstance(self.stop, torch.SymInt) and self.stop.node.expr.is_Symbol
-        return _Range(0, self.stop, 1) if is_short and is_from_one and is_to_size else self
-
-    def numbers(self) -> torch.Tensor:
-        """All of them."""
-        if self.step in (1, -1):
-            return self.forward(torch.arange(*self._ends))
-        turns = torch.arange((self.stop - self.start) // self.step)
-        numbers: torch.Tensor = turns * self.step + self.start
-        return numbers
-
-    @property
-    def _ends(self) -> tuple[Any, Any]:
-        """Of the numbers in their order, whichever way a loop goes through them."""
-        return (self.start, self.stop) if self.step > 0 else (self.stop + 1, self.start + 1)
-
-    def forward(self, stacked: torch.Tensor) -> torch.Tensor:
-        """What is in the order of the steps in that of the numbers; and the other way round."""
-        return stacked if self.step > 0 else stacked.flip(0)
-
-    def taken(self, of: Any, axis: int, block: Block | None) -> Any:
-        """The slices of all steps, (steps, …)."""
-        if isinstance(of, Steps) and axis == 0 and block is None:
-            return pytree.tree_map(lambda each: self.taken(each, 0, None), of.whole())
-        return self.forward(self.places(of, axis, block))
-
-    def places(self, of: Any, axis: int, block: Block | None) -> torch.Tensor:
-        """The same in the order of the numbers, in the tensor's own memory."""
-        if not isinstance(of, torch.Tensor):
-            raise Unread("a slice of what is no tensor")
-        if block is None:
-            return _part(of, axis, *self._ends, abs(self.step)).movedim(axis, 0)
-        begin, end, limit = block(self.start)
-        following, last, _ = block(self.start + self.step)
-        size = end - begin
-        is_one = _is_equal(following, end) and _is_equal(last - following, size)
-        is_from_end = isinstance(begin, int) and begin < 0  # as Python counts
-        if not isinstance(size, int) or size < 1 or not is_one or is_from_end:
-            raise Unread("blocks that aren't one behind the other")
-        if limit is not None and not _is_equal(limit, of.shape[axis]):
-            raise Unread("blocks that end before the tensor does")
-        count = (self.stop - self.start) // self.step
-        blocks = _part(of, axis, begin, begin + count * size, 1)
-        at = axis % of.dim()
-        return torch.unflatten(blocks, at, (count, size)).movedim(at, 0)
-
-
-def _part(tensor: torch.Tensor, axis: int, start: Any, stop: Any, step: int) -> torch.Tensor:
-    is_whole = isinstance(start, int) and start == 0 and _is_equal(stop, tensor.shape[axis])
-    part = tensor if is_whole else tensor.narrow(axis, start, stop - start)
-    return part if step == 1 else part.movedim(axis, 0)[::step].movedim(0, axis)
-
-
-def _expr(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
-
-
-def _is_equal(size: Any, other: Any) -> bool:
-    """Whether two sizes are the same, whatever the dims are."""
-    return bool(_expr(size) == _expr(other))
 
 
 def _is_dim(value: Any) -> bool:
@@ -442,7 +458,7 @@ def _extreme(plain: Any, of_two: Any, numbers: Sequence[Any]) -> Any:
     if not any(isinstance(number, torch.Tensor) for number in numbers):
         return plain(*numbers)
     found, *others = (
-        _as_tensor(each) if isinstance(each, torch.SymInt) else torch.as_tensor(each)
+        as_tensor(each) if isinstance(each, torch.SymInt) else torch.as_tensor(each)
         for each in numbers
     )
     for number in others:

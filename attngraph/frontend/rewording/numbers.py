@@ -46,7 +46,8 @@ _OURS = str(Path(__file__).parents[2])
 _NUMPY = str(Path(np.__file__).parent)
 _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
 _NUMPY_CALL = re.compile(r"\b(?:np|numpy)\.")
-_LOOP = re.compile(r"\bfor\b.*\bin\b|\b(unbind|split|chunk)\(")
+_LOOP = re.compile(r"\bfor\b.*\bin\b|\b(unbind|split|chunk|range)\(|\]\s*\*|\*\s*\[")
+_WHILE = re.compile(r"^\s*while\b")
 _SIZES = (torch.SymInt, torch.SymFloat)
 _SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
     getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
@@ -119,6 +120,7 @@ def recorded_numbers(found: Numbers) -> Iterator[None]:
             frame = frame.f_back
         if frame is not None and not _is_library(frame):
             _add_functions(found, number_functions(frame))
+            _add_loop(found, frame, _WHILE)
         if not all(symbol.is_integer for symbol in node.expr.free_symbols):
             _add(found, frame)  # a fraction, which `max` may take
         return ask(node, *args)
@@ -300,12 +302,7 @@ def _add_functions(found: Numbers, functions: Iterable[Function]) -> None:
 
 def _add(found: Numbers, frame: FrameType | None) -> None:
     _add_functions(found, number_functions(frame))
-    own = frame
-    while own is not None and _is_library(own):
-        own = own.f_back
-    if own is not None and _LOOP.search(linecache.getline(own.f_code.co_filename, own.f_lineno)):
-        whole = own.f_back if own.f_code.co_name == "<listcomp>" and own.f_back else own
-        found.loops += [whole.f_code] if whole.f_code not in found.loops else []
+    _add_loop(found, frame, _LOOP)
     if entry := library_call(frame):
         if entry not in found.entries:
             found.entries.append(entry)
@@ -314,6 +311,18 @@ def _add(found: Numbers, frame: FrameType | None) -> None:
         frame = frame.f_back
     if frame is not None and not any(names is frame.f_globals for names in found.spaces):
         found.spaces.append(frame.f_globals)
+
+
+def _add_loop(found: Numbers, frame: FrameType | None, written: re.Pattern[str]) -> None:
+    """Adds the function whose line is such a loop, or begins one."""
+    while frame is not None and _is_library(frame):
+        frame = frame.f_back
+    if frame is None or not written.search(
+        linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    ):
+        return
+    whole = frame.f_back if frame.f_code.co_name == "<listcomp>" and frame.f_back else frame
+    found.loops += [whole.f_code] if whole.f_code not in found.loops else []
 
 
 def _is_of_numpy(frame: FrameType | None) -> bool:

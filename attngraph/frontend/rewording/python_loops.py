@@ -24,8 +24,10 @@ from typing import Any
 from unittest.mock import patch
 
 from attngraph.frontend.rewording.loop_bodies import HELPERS, Body, parsed
+from attngraph.frontend.rewording.loop_choices import PLAIN
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import loaded, read_after, stored
+from attngraph.frontend.rewording.loop_spellings import spelled
 from attngraph.frontend.rewording.loop_steps import Helpers
 from attngraph.frontend.rewording.row_loops import counted
 
@@ -53,7 +55,7 @@ def _rewritten(code: CodeType) -> CodeType:
     if not isinstance(function, ast.FunctionDef):
         raise Unread
     function.decorator_list = []
-    function, cuts = counted(function, HELPERS)
+    function, cuts = counted(spelled(function, HELPERS), HELPERS)
     writer = _Writer(function)
     function = writer.visit(function)
     if not writer.written and not cuts:
@@ -89,7 +91,8 @@ class _Writer(ast.NodeTransformer):
             raise Unread
         call, turn = given
         after = read_after(self._function, loop)
-        body = Body(loop.target.id, loop.body, after, str(self.written))
+        statements = getattr(loop, PLAIN, loop.body)
+        body = Body(loop.target.id, statements, after, str(self.written))
         carried = sorted(body.assigned & (body.read_first | after) | body.changed)
         step, bounds = f"__step_{self.written}", ast.unparse(ast.Tuple(call.args, ast.Load()))
         if turn:
@@ -97,7 +100,10 @@ class _Writer(ast.NodeTransformer):
         self.written += 1
         known = {body.index, *body.assigned, *body.changed, *body.sequences}
         held = sorted((loaded(body.statements) & self._locals) - known)
-        given_names = ", ".join([body.index, *carried, *body.sequences, *held])
+        given_to = {body.index, *carried, *body.sequences, *held}
+        given_names = ", ".join(
+            [f"__known_{body.number}", body.index, *carried, *body.sequences, *held]
+        )
         made = [*body.appended, *body.rows]
         results = f"return [{', '.join(carried)}], [{', '.join(made)}]"
         initial = ", ".join(f"lambda: {body.before.get(name, name)}" for name in carried)
@@ -109,10 +115,11 @@ class _Writer(ast.NodeTransformer):
             f"if {HELPERS}.is_open({bounds}, [{lists}]):",
             f"    def {step}({given_names}):",
             *(f"        {name} = {HELPERS}.own({name})" for name in sorted(body.changed)),
+            *(f"        {name} = {HELPERS}.undefined" for name in sorted(body.chosen - given_to)),
             f"        {results}",
             f"    {step}_after, {step}_made = {HELPERS}.run({bounds}, {step}, [{initial}], "
             f"[{sequences}], {wanted}, [{', '.join(f'lambda: {name}' for name in held)}], "
-            f"{not made})",
+            f"{body.by_first})",
             *(
                 f"    {HELPERS}.change({name}, {step}_after[{at}])"
                 if name in body.changed
@@ -121,7 +128,8 @@ class _Writer(ast.NodeTransformer):
                 if name not in body.before
             ),
             *(
-                f"    {each.of} = {HELPERS}.Steps({each.of}, {step}_made[{at}], {each.in_front})"
+                f"    {each.of} = {HELPERS}.Steps({each.of}, {step}_made[{at}], {each.in_front}, "
+                f"{each.every}, {bounds})"
                 for at, each in enumerate(body.appended.values())
             ),
             f"    {HELPERS}.put({bounds}, [{rows}], {step}_made[{len(body.appended)}:])",

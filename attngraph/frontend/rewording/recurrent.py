@@ -34,15 +34,19 @@ def recurrent_layers() -> Iterator[None]:
         "rnn_relu_cell": _rnn_cell(torch.relu),
     }
     forwards = {layer: layer.forward for layer in _LAYERS}
+    update = nn.RNNBase._update_flat_weights
     for name, function in functions.items():
         setattr(torch._VF, name, function)
     for layer in _LAYERS:
         setattr(layer, "forward", _forward)  # noqa: B010
+    # Dynamo, which reads the steps of a scan, would have it change the layer in every step.
+    setattr(nn.RNNBase, "_update_flat_weights", lambda layer: None)  # noqa: B010
     try:
         yield
     finally:
         for name in functions:
             delattr(torch._VF, name)
+        setattr(nn.RNNBase, "_update_flat_weights", update)  # noqa: B010
         for layer, forward in forwards.items():
             setattr(layer, "forward", forward)  # noqa: B010
 
@@ -85,7 +89,7 @@ def _stack(
     cell = layer.mode.lower()
     directions = 2 if layer.bidirectional else 1
     step = 4 if layer.bias else 2
-    weights = layer._flat_weights
+    weights = [getattr(layer, name) for name in layer._flat_weights_names]
     cells = [weights[at : at + step] for at in range(0, len(weights), step)]
     finals: list[list[Tensor]] = []
     for first in range(0, len(cells), directions):

@@ -1,0 +1,120 @@
+"""The numbers that a loop of Python goes through, and what its steps take of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+
+from attngraph.frontend.rewording.loop_lists import Steps, Unread
+from attngraph.ir.dims import divide
+
+Block: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
+"""Of a step where its block begins and ends, and the limit of all blocks, None without one."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a loop goes through, `start`, `start + step` … below `stop`."""
+
+    start: Any
+    stop: Any
+    step: int
+
+    @staticmethod
+    def of(bounds: Sequence[Any]) -> Range:
+        """Raises Unread where the last step may be shorter than the others."""
+        start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
+        step = bounds[2] if len(bounds) == 3 else 1
+        if step not in (1, -1) and divide(expr_of(stop - start), step) is None:
+            raise Unread("a length that is no multiple of the step")
+        return Range(start, stop, step)
+
+    def from_none(self) -> Range:
+        """The range from 0, of one that begins at 1 and may have one step or none: neither torch
+        nor ONNX has such a loop.
+        """
+        count = self.stop - self.start
+        is_short = isinstance(count, torch.SymInt) and not statically_known_true(count >= 2)
+        is_from_one = self.step == 1 and type(self.start) is int and self.start == 1
+        is_to_size = isinstance(self.stop, torch.SymInt) and self.stop.node.expr.is_Symbol
+        return Range(0, self.stop, 1) if is_short and is_from_one and is_to_size else self
+
+    def least(self, after: int) -> Any:
+        """The least number behind so many steps, if that is known."""
+        is_known = self.step > 0 and type(self.start) is int
+        return self.start + after * self.step if is_known else None
+
+    def every(self, made: Any, divisor: Any, rest: Any) -> Any:
+        """Of what all steps gave, that of those whose number leaves this rest when divided."""
+        are_known = all(type(each) is int for each in (self.start, divisor, rest))
+        if not are_known or self.step != 1 or not 0 <= rest < divisor:
+            raise Unread("some of the steps")
+        first = (rest - self.start) % divisor
+        return pytree.tree_map(lambda each: each[first::divisor], made)
+
+    def later(self) -> Range:
+        """The range without its first number."""
+        return Range(self.start + self.step, self.stop, self.step)
+
+    def numbers(self) -> torch.Tensor:
+        """All of them."""
+        if self.step in (1, -1):
+            return self.forward(torch.arange(*self.ends))
+        turns = torch.arange((self.stop - self.start) // self.step)
+        numbers: torch.Tensor = turns * self.step + self.start
+        return numbers
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """Of the numbers in their order, whichever way a loop goes through them."""
+        return (self.start, self.stop) if self.step > 0 else (self.stop + 1, self.start + 1)
+
+    def forward(self, stacked: torch.Tensor) -> torch.Tensor:
+        """What is in the order of the steps in that of the numbers; and the other way round."""
+        return stacked if self.step > 0 else stacked.flip(0)
+
+    def taken(self, of: Any, axis: int, block: Block | None) -> Any:
+        """The slices of all steps, (steps, …)."""
+        if isinstance(of, Steps) and axis == 0 and block is None:
+            return pytree.tree_map(lambda each: self.taken(each, 0, None), of.whole())
+        return self.forward(self.places(of, axis, block))
+
+    def places(self, of: Any, axis: int, block: Block | None) -> torch.Tensor:
+        """The same in the order of the numbers, in the tensor's own memory."""
+        if not isinstance(of, torch.Tensor):
+            raise Unread("a slice of what is no tensor")
+        if block is None:
+            return part_of(of, axis, *self.ends, abs(self.step)).movedim(axis, 0)
+        begin, end, limit = block(self.start)
+        following, last, _ = block(self.start + self.step)
+        size = end - begin
+        is_one = is_equal(following, end) and is_equal(last - following, size)
+        is_from_end = isinstance(begin, int) and begin < 0  # as Python counts
+        if not isinstance(size, int) or size < 1 or not is_one or is_from_end:
+            raise Unread("blocks that aren't one behind the other")
+        if limit is not None and not is_equal(limit, of.shape[axis]):
+            raise Unread("blocks that end before the tensor does")
+        count = (self.stop - self.start) // self.step
+        blocks = part_of(of, axis, begin, begin + count * size, 1)
+        at = axis % of.dim()
+        return torch.unflatten(blocks, at, (count, size)).movedim(at, 0)
+
+
+def part_of(tensor: torch.Tensor, axis: int, start: Any, stop: Any, step: int) -> torch.Tensor:
+    is_whole = isinstance(start, int) and start == 0 and is_equal(stop, tensor.shape[axis])
+    part = tensor if is_whole else tensor.narrow(axis, start, stop - start)
+    return part if step == 1 else part.movedim(axis, 0)[::step].movedim(0, axis)
+
+
+def expr_of(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def is_equal(size: Any, other: Any) -> bool:
+    """Whether two sizes are the same, whatever the dims are."""
+    return bool(expr_of(size) == expr_of(other))
