@@ -54,7 +54,8 @@ class First(nn.Module):
         best, is_first, total = None, True, 0
         later, cells = [], [None, None]
         for t in range(x.shape[1]):
-            best = x[:, t] if best is None else torch.maximum(best, x[:, t])
+            now = x[:, t].masked_fill(x[:, t] < -1, float("-inf"))
+            best = now if best is None else torch.maximum(best, now)
             total = total + x[:, t].sum()
             if t == 0:
                 mean = x[:, t]

@@ -18,19 +18,27 @@ from torch.utils import _pytree as pytree
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import stored
 
-_COMPARED = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+_SIGNS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 _ASKED = "_attngraph_asked"
 """An attribute of conditions that were rewritten."""
 PLAIN = "_attngraph_plain"
 """An attribute of loops: their bodies as they were before what is around them chose."""
-_TURNED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 
 
 class Undefined:
@@ -71,12 +79,12 @@ class Choices:
         """The number of a step beside a constant: a bool where it is known of the step."""
         least, is_it = known
         if is_it:
-            return getattr(operator, how)(least, other)
+            return _COMPARED[how](least, other)
         if least is not None and least > other:
-            return how in ("gt", "ge", "ne")
-        if least == other and how in ("ge", "lt"):
-            return how == "ge"
-        return getattr(operator, how)(number, other)
+            return how in (">", ">=", "!=")
+        if least == other and how in (">=", "<"):
+            return how == ">="
+        return _COMPARED[how](number, other)
 
     @staticmethod
     def unread() -> None:
@@ -186,10 +194,10 @@ class Choosing(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
         (sign, *more) = node.ops
-        how = _COMPARED.get(type(sign))
-        if more or how is None:
+        name = _SIGNS.get(type(sign), "")
+        if more or not name:
             return node
-        name, sides = how.__name__, (node.left, node.comparators[0])
+        sides = (node.left, node.comparators[0])
         match sides:
             case (ast.Name(id=index), ast.Constant(value=int())) if index == self._index:
                 pass
@@ -266,7 +274,7 @@ class Choosing(ast.NodeTransformer):
             case ast.Name(id=index) if index == self._index:
                 self.compares = True
                 return self._call(
-                    "compared", node, ast.Constant("ne"), node, ast.Constant(0), self._known
+                    "compared", node, ast.Constant("!="), node, ast.Constant(0), self._known
                 )
         made: ast.expr = self.visit(node)
         return made
