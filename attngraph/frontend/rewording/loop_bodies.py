@@ -412,7 +412,7 @@ class _Slices(ast.NodeTransformer):
         self.generic_visit(node)
         name = ast.unparse(node.func)
         match node.args:
-            case [ast.Constant(value=value)] if name == "float":  # which stands for our own
+            case [ast.Constant(value=str(value))] if name == "float":  # which stands for our own
                 return _located(ast.Constant(float(value)), node)
         if name in ("min", "max") and len(node.args) > 1 and not node.keywords:
             node.func = self._helper(name, node)
