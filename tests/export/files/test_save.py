@@ -231,7 +231,14 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("verify", ["final", "off"])
-@pytest.mark.parametrize("options", [[], ["--decode"], ["--weights", "int8"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--decode"], marks=pytest.mark.wide),
+        pytest.param(["--weights", "int8"], marks=pytest.mark.wide),
+    ],
+)
 def test_the_weights_that_were_checked_are_those_that_are_kept(
     verify: str, options: list[str], written: list[str], tmp_path: Path
 ) -> None:
