@@ -119,6 +119,27 @@ class Alone(nn.Module):
         return torch.stack(rows, 1).softmax(-1) @ x
 
 
+class Read(nn.Module):
+    """Both sides append to a list that they read before; a list of pairs; numbers that widen."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        states, pairs, state = [torch.zeros_like(x[:, 0])], [], torch.zeros(())
+        for t in range(x.shape[1]):
+            if t % 2 == 0:
+                states.append(torch.tanh(states[-1] + x[:, t]))
+            elif x[:, t].sum() > 0:
+                states.append(states[-1] * 0.5)
+            else:
+                states.append(x[:, t])
+            pairs.append((x[:, t] * 2, x[:, t].exp()))
+        made = []
+        for t in range(x.shape[1]):
+            one, other = pairs[t]
+            state = torch.tanh(state + one * other)
+            made.append(state)
+        return torch.stack(states, 1), torch.stack(made, 1)
+
+
 class Layered(nn.Module):
     """A whole recurrent layer in each step."""
 
@@ -135,7 +156,7 @@ class Layered(nn.Module):
         return torch.cat(made, 1)
 
 
-@pytest.mark.parametrize("module", [Spelled, First, Chosen, Alone, Layered])
+@pytest.mark.parametrize("module", [Spelled, First, Chosen, Alone, Read, Layered])
 def test_every_length_is_taken(module: Callable[[], nn.Module]) -> None:
     model = module().eval()
     shapes = ({0: Dim("batch"), 1: Dim("length")},)

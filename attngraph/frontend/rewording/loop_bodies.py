@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -139,11 +138,9 @@ class Body:
         match statement:
             case ast.If(test=test, body=body, orelse=orelse):
                 sides = [_added(side) for side in (body, orelse)]
-                for name in sides[0].keys() | sides[1].keys():
+                for name in dict.fromkeys([*sides[0], *sides[1]]):
                     counts = [side.get(name, []) for side in sides]
-                    if [len(each) for each in counts] == [1, 1]:
-                        self._note(name, {*counts[0], *counts[1]})
-                    elif sum(map(len, counts)) == 1:
+                    if sum(map(len, counts)) == 1:
                         every = self._every(test) if counts[0] else "None"
                         if every != "None" or self._is_of_number(test):
                             self._note(name, {*counts[0], *counts[1]}, every)
@@ -457,7 +454,7 @@ class _Plain:
         return [statement]
 
     def _appended(self, statement: ast.If) -> list[ast.stmt]:
-        """What both sides append to a list that they don't read, appended behind them."""
+        """What both sides append to a list, and don't read it afterwards, appended behind them."""
         sides = [_appends(side) for side in (statement.body, statement.orelse)]
         after: list[ast.stmt] = []
         for name in [name for name in sides[0] if name in sides[1]]:
@@ -488,20 +485,18 @@ class _Plain:
 
 
 def _appends(statements: Sequence[ast.stmt]) -> dict[str, tuple[ast.Expr, ast.expr]]:
-    """The statements that append to a list, and what they append, by the list's name, if it occurs
-    nowhere else in them.
+    """The statements that append to a list, and what they append, by the list's name, if nothing
+    behind them names it.
     """
     found: dict[str, tuple[ast.Expr, ast.expr]] = {}
-    times = Counter(
-        each.id for part in statements for each in ast.walk(part) if isinstance(each, ast.Name)
-    )
-    for statement in statements:
+    for at, statement in enumerate(statements):
+        behind = loaded(statements[at + 1 :]) | stored_in(statements[at + 1 :])
         match statement:
             case ast.Expr(
                 value=ast.Call(
                     func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]
                 )
-            ) if times[name] == 1:
+            ) if name not in behind and _added(statements)[name] == ["append"]:
                 found[name] = statement, value
     return found
 

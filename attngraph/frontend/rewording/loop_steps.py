@@ -16,7 +16,6 @@ from attngraph.frontend.rewording.loop_choices import (
     Known,
     as_tensor,
     defined,
-    of_kind,
 )
 from attngraph.frontend.rewording.loop_lists import Blank, Lists, Rows, Steps, Unread
 from attngraph.frontend.rewording.loop_ranges import Block, Range, expr_of, is_equal
@@ -294,7 +293,6 @@ def _scanned(
     neither torch nor ONNX has a loop that may have no steps.
     """
     is_led, first = all_steps is not steps, all_steps.start
-    given = _as_after(call, all_steps, given, slices, kept)
     lost = [at for at, value in enumerate(given) if value is UNDEFINED]
     new = [at for at in lost if wanted[at]]
     leaves, spec = pytree.tree_flatten([*given])
@@ -323,8 +321,9 @@ def _scanned(
         return [flat[at] for at in places], made
 
     items = [all_steps.numbers(), *slices]
-    if places and not is_led:
-        _widen(leaves, places, step, items)
+    if places and _widen(leaves, places, step, items) and is_led:
+        # Of no steps the state would be as wide: the range is to have one.
+        is_led, items = False, pytree.tree_map(lambda each: each[1:], items)
     if places:
         carry, made = scan(step, [leaves[at] for at in places], items)
     else:
@@ -338,30 +337,6 @@ def _scanned(
     if is_led:
         made = pytree.tree_map(lambda each: each[1:], made)
     return after, made
-
-
-def _as_after(
-    call: Callable[..., Any],
-    steps: Range,
-    given: Sequence[Any],
-    slices: Sequence[Any],
-    kept: Sequence[Any],
-) -> Sequence[Any]:
-    """What is carried, with tensors of what a step makes of it in the place of numbers of Python.
-
-    `total = 0` is a number until the first `total = total + x[:, t]`.
-    """
-    leaves, spec = pytree.tree_flatten([*given])
-    if not any(type(leaf) in (int, float, bool) for leaf in leaves):
-        return given
-    first = pytree.tree_map(lambda each: each[0], slices)
-    after, _ = call(as_tensor(steps.start), pytree.tree_unflatten(leaves, spec), first, kept)
-    made, how = pytree.tree_flatten(after)
-    if how != spec:
-        return given
-    both = zip(leaves, made, strict=True)
-    found: Sequence[Any] = pytree.tree_unflatten([of_kind(*each) for each in both], spec)
-    return found
 
 
 def _joined(first: Any, others: Any) -> Any:
@@ -389,16 +364,18 @@ def _is_blank(taken: Slices) -> bool:
 def _widen(
     leaves: list[Any],
     places: Sequence[int],
-    step: Callable[[list[torch.Tensor], list[torch.Tensor]], tuple[list[Any], Any]],
-    items: Sequence[torch.Tensor],
-) -> None:
+    step: Callable[[list[torch.Tensor], list[Any]], tuple[list[Any], Any]],
+    items: Sequence[Any],
+) -> bool:
     """Gives what is carried into the first step the shape and dtype in which it leaves it, as far
     as that is a broadcast: a state that begins as `zeros(d)`, `zeros(())`, 0 or whole numbers.
+    Whether anything was given another.
 
     A step that would see the difference, as by a sum, is another function: the check of the trace
     tells.
     """
-    now = [item.new_zeros(item.shape[1:]) for item in items]
+    before = list(leaves)
+    now = pytree.tree_map(lambda each: each.new_zeros(each.shape[1:]), [*items])
     for _ in range(_WIDER):
         after, _ = step([leaves[at] for at in places], now)
         is_same = True
@@ -413,7 +390,8 @@ def _widen(
                 leaves[at] = as_tensor(leaves[at].to(last.dtype).expand(last.shape))
                 is_same = False
         if is_same:
-            return
+            break
+    return any(leaves[at] is not before[at] for at in places)
 
 
 def _sizes(value: torch.Tensor) -> list[Any]:
