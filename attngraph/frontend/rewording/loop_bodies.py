@@ -5,12 +5,19 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
 from attngraph.frontend.rewording.loop_choices import Choosing
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import loaded, read_first, stored, stored_in
+from attngraph.frontend.rewording.loop_statements import (
+    Plain,
+    added_to,
+    assigned_to,
+    located,
+    parsed,
+)
 
 HELPERS = "__attngraph_loops__"
 """The global name under which a rewritten function finds what it calls."""
@@ -22,7 +29,6 @@ _LEAVES = (
 """Syntax that a body may not have, or that hides which names it assigns."""
 _BACK = 3
 """How far back a step may read in a list that it appends to."""
-_Node = TypeVar("_Node", bound=ast.AST)
 
 
 class _Filled(NamedTuple):
@@ -70,7 +76,7 @@ class Body:
         self.changed: set[str] = set()
         if any(isinstance(each, _LEAVES) for part in statements for each in ast.walk(part)):
             raise Unread
-        plain = _Plain(number)
+        plain = Plain(number)
         statements = [made for part in statements for made in plain.of(copy.deepcopy(part))]
         self.assigned, self.bound = stored(statements), stored_in(statements)
         if index in self.bound:
@@ -137,7 +143,7 @@ class Body:
         """Notes a list that a statement of every step adds to, or that of some."""
         match statement:
             case ast.If(test=test, body=body, orelse=orelse):
-                sides = [_added(side) for side in (body, orelse)]
+                sides = [added_to(side) for side in (body, orelse)]
                 for name in dict.fromkeys([*sides[0], *sides[1]]):
                     counts = [side.get(name, []) for side in sides]
                     if sum(map(len, counts)) == 1:
@@ -145,7 +151,7 @@ class Body:
                         if every != "None" or self._is_of_number(test):
                             self._note(name, {*counts[0], *counts[1]}, every)
             case ast.Expr():
-                for name, how in _added([statement]).items():
+                for name, how in added_to([statement]).items():
                     self._note(name, {*how})
 
     def _note(self, name: str, how: Collection[str], every: str | None = None) -> None:
@@ -296,17 +302,6 @@ class Body:
         return Taken(ast.unparse(target.value), axis, blocks.get(at, "None")), left
 
 
-def _added(statements: Sequence[ast.stmt]) -> dict[str, list[str]]:
-    """By the name of a list, how statements add an element to it, for each that does."""
-    found: dict[str, list[str]] = {}
-    for statement in statements:
-        match statement:
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how))):
-                if how in ("append", "insert"):
-                    found.setdefault(name, []).append(how)
-    return found
-
-
 def _is_list(item: ast.expr) -> bool:
     return isinstance(item, (ast.List, ast.Starred))
 
@@ -362,7 +357,7 @@ class _Slices(ast.NodeTransformer):
             return node
         at = ast.Subscript(self._helper("index", node), node.slice, ast.Load())
         call = ast.Call(self._helper("part", node), [node.value, at], [])
-        return _located(call, node)
+        return located(call, node)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         """What is written to a slice of this step is a new row."""
@@ -371,9 +366,9 @@ class _Slices(ast.NodeTransformer):
                 row, rest = found
                 made = next(name for name, each in self._body.rows.items() if each == row)
                 if self._depth and rest is not None:
-                    own = _located(ast.Name(made, ast.Load()), target)
-                    part = _located(ast.Subscript(own, self.visit(rest), ast.Store()), target)
-                    return _located(ast.Assign([part], self.visit(node.value)), node)
+                    own = located(ast.Name(made, ast.Load()), target)
+                    part = located(ast.Subscript(own, self.visit(rest), ast.Store()), target)
+                    return located(ast.Assign([part], self.visit(node.value)), node)
                 at = ast.Subscript(ast.Name("index"), self.visit(rest or ast.Tuple([])), ast.Load())
                 index = f"{HELPERS}.{ast.unparse(at)}" if rest else "()"
                 (written,) = parsed(f"{made} = {HELPERS}.row({made}, {index}, None)", node)
@@ -388,8 +383,8 @@ class _Slices(ast.NodeTransformer):
             return self.generic_visit(node)
         before = copy.deepcopy(node.target)
         before.ctx = ast.Load()
-        value = _located(ast.BinOp(before, node.op, node.value), node)
-        return self.visit_Assign(_located(ast.Assign([node.target], value), node))
+        value = located(ast.BinOp(before, node.op, node.value), node)
+        return self.visit_Assign(located(ast.Assign([node.target], value), node))
 
     def visit_Expr(self, node: ast.Expr) -> Any:
         """What is added to a list that all steps fill is given a name."""
@@ -402,7 +397,7 @@ class _Slices(ast.NodeTransformer):
                 is_front = len(args) == 2 and ast.unparse(args[0]) == "0"
                 if made is not None and (is_front if how == "insert" else len(args) == 1):
                     value = self.visit(args[-1])
-                    return _assigned(made, value, node)
+                    return assigned_to(made, value, node)
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -410,7 +405,7 @@ class _Slices(ast.NodeTransformer):
         name = ast.unparse(node.func)
         match node.args:
             case [ast.Constant(value=str(value))] if name == "float":  # which stands for our own
-                return _located(ast.Constant(float(value)), node)
+                return located(ast.Constant(float(value)), node)
         if name in ("min", "max") and len(node.args) > 1 and not node.keywords:
             node.func = self._helper(name, node)
         return node
@@ -425,106 +420,3 @@ class _Slices(ast.NodeTransformer):
     def _helper(self, name: str, at: ast.AST) -> ast.expr:
         found = ast.parse(f"{HELPERS}.{name}", mode="eval").body
         return ast.fix_missing_locations(ast.copy_location(found, at))
-
-
-class _Plain:
-    """Statements of a step in fewer forms: each assigns one thing, and a list is appended to."""
-
-    def __init__(self, number: str) -> None:
-        self._number, self._made = number, 0
-
-    def of(self, statement: ast.stmt) -> list[ast.stmt]:
-        match statement:
-            case ast.If() | ast.For():
-                statement.body = [made for part in statement.body for made in self.of(part)]
-                statement.orelse = [made for part in statement.orelse for made in self.of(part)]
-                if isinstance(statement, ast.If):
-                    return [statement, *self._appended(statement)]
-            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=ast.List(elts=[one])):
-                return [_called(f"{name}.append(None)", one, statement)]
-            case ast.Assign(
-                targets=[ast.Name(id=name)],
-                value=ast.BinOp(left=ast.List(elts=[one]), op=ast.Add(), right=ast.Name(id=other)),
-            ) if name == other:
-                return [_called(f"{name}.insert(0, None)", one, statement)]
-            case ast.Assign(targets=[ast.Tuple(elts=parts)]) if any(
-                isinstance(part, ast.Subscript) for part in parts
-            ):
-                return self._apart(statement, parts)
-        return [statement]
-
-    def _appended(self, statement: ast.If) -> list[ast.stmt]:
-        """What both sides append to a list, and don't read it afterwards, appended behind them."""
-        sides = [_appends(side) for side in (statement.body, statement.orelse)]
-        after: list[ast.stmt] = []
-        for name in [name for name in sides[0] if name in sides[1]]:
-            made = f"__part_{self._number}_{self._made}"
-            self._made += 1
-            for side, found in zip((statement.body, statement.orelse), sides, strict=True):
-                call, value = found[name]
-                side[side.index(call)] = _assigned(made, value, call)
-            either = _located(ast.Name(made, ast.Load()), statement)
-            after.append(_called(f"{name}.append(None)", either, statement))
-        return after
-
-    def _apart(self, statement: ast.Assign, parts: Sequence[ast.expr]) -> list[ast.stmt]:
-        """`h[i], c[i] = …` as names that are assigned to these places."""
-        after: list[ast.stmt] = []
-        names: list[ast.expr] = []
-        for part in parts:
-            if isinstance(part, ast.Subscript):
-                name = f"__part_{self._number}_{self._made}"
-                self._made += 1
-                value = _located(ast.Name(name, ast.Load()), part)
-                after.append(_located(ast.Assign([part], value), statement))
-                names.append(_located(ast.Name(name, ast.Store()), part))
-            else:
-                names.append(part)
-        target = _located(ast.Tuple(names, ast.Store()), statement)
-        return [_located(ast.Assign([target], statement.value), statement), *after]
-
-
-def _appends(statements: Sequence[ast.stmt]) -> dict[str, tuple[ast.Expr, ast.expr]]:
-    """The statements that append to a list, and what they append, by the list's name, if nothing
-    behind them names it.
-    """
-    found: dict[str, tuple[ast.Expr, ast.expr]] = {}
-    for at, statement in enumerate(statements):
-        behind = loaded(statements[at + 1 :]) | stored_in(statements[at + 1 :])
-        match statement:
-            case ast.Expr(
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]
-                )
-            ) if name not in behind and _added(statements)[name] == ["append"]:
-                found[name] = statement, value
-    return found
-
-
-def _located(node: _Node, at: ast.AST) -> _Node:
-    return ast.fix_missing_locations(ast.copy_location(node, at))
-
-
-def _called(text: str, value: ast.expr, at: ast.stmt) -> ast.stmt:
-    """A statement that is a call, with a value as its last argument."""
-    (made,) = parsed(text, at)
-    assert isinstance(made, ast.Expr)
-    assert isinstance(made.value, ast.Call)
-    made.value.args[-1] = value
-    return made
-
-
-def _assigned(name: str, value: ast.expr, at: ast.AST) -> ast.Assign:
-    (made,) = parsed(f"{name} = None", at)
-    assert isinstance(made, ast.Assign)
-    made.value = value
-    return made
-
-
-def parsed(text: str, at: ast.AST) -> list[ast.stmt]:
-    """Statements that stand where another does."""
-    found = ast.parse(text).body
-    for part in found:
-        for each in ast.walk(part):
-            ast.copy_location(each, at)
-    return found

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import stored
+from attngraph.frontend.rewording.loop_statements import located, parsed
 
 _SIGNS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
@@ -233,7 +234,7 @@ class Choosing(ast.NodeTransformer):
         self.names.update(names)
         targets = f"[{', '.join(names)}]"
         helpers = self._helpers
-        found = ast.parse(
+        first, asked = parsed(
             f"{name} = None\n"
             f"if {helpers}.is_plain({name}):\n"
             f"    if {name}: pass\n"
@@ -241,12 +242,9 @@ class Choosing(ast.NodeTransformer):
             f"    {name}_held = {targets}\n"
             f"    {name}_taken = {targets}\n"
             f"    {targets} = {name}_held\n"
-            f"    {targets} = {helpers}.chosen({name}, {name}_taken, {targets})\n"
-        ).body
-        for part in found:
-            for each in ast.walk(part):
-                ast.copy_location(each, node)
-        first, asked = found
+            f"    {targets} = {helpers}.chosen({name}, {name}_taken, {targets})\n",
+            node,
+        )
         assert isinstance(first, ast.Assign)
         assert isinstance(asked, ast.If)
         (known,) = asked.body
@@ -256,12 +254,10 @@ class Choosing(ast.NodeTransformer):
         held, taken, back, chosen = asked.orelse
         asked.orelse = [held, *_copies(body), taken, back, *_copies(orelse), chosen]
         if _changes([*body, *orelse]) or self._firm & (stored(body) ^ stored(orelse)):
-            asked.orelse = ast.parse(f"{helpers}.unread()").body
-            for each in ast.walk(asked.orelse[0]):
-                ast.copy_location(each, node)
+            asked.orelse = parsed(f"{helpers}.unread()", node)
         setattr(asked, _ASKED, True)
         setattr(known, _ASKED, True)
-        return found
+        return [first, asked]
 
     def test(self, node: ast.expr) -> ast.expr:
         """A condition, whose parts may be numbers in tensors."""
@@ -281,7 +277,7 @@ class Choosing(ast.NodeTransformer):
 
     def _call(self, name: str, at: ast.expr, *args: ast.expr) -> ast.Call:
         helper = ast.parse(f"{self._helpers}.{name}", mode="eval").body
-        return ast.fix_missing_locations(ast.copy_location(ast.Call(helper, [*args], []), at))
+        return located(ast.Call(helper, [*args], []), at)
 
 
 def _lambda(value: ast.expr) -> ast.Lambda:
@@ -328,5 +324,4 @@ class _Apart(ast.NodeTransformer):
         if not isinstance(node.target, ast.Name):
             return node
         value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
-        made = ast.Assign([node.target], value)
-        return ast.fix_missing_locations(ast.copy_location(made, node))
+        return located(ast.Assign([node.target], value), node)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from attngraph.frontend.rewording.loop_names import loaded, stored_in
+from attngraph.frontend.rewording.loop_statements import located, parsed
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LEAVES = (ast.Break, ast.Continue)
@@ -50,7 +51,7 @@ class _Ranges(ast.NodeTransformer):
                 self._ends[name] = ends
                 names: list[ast.expr] = [ast.Name(end, ast.Store()) for end in ends]
                 made = ast.Assign([ast.Tuple(names, ast.Store())], ast.Tuple(args, ast.Load()))
-                return ast.fix_missing_locations(ast.copy_location(made, node))
+                return located(made, node)
         self.generic_visit(node)
         return node
 
@@ -59,7 +60,7 @@ class _Ranges(ast.NodeTransformer):
             return node
         args: list[ast.expr] = [ast.Name(end, ast.Load()) for end in self._ends[node.id]]
         made = ast.Call(ast.Name("range", ast.Load()), args, [])
-        return ast.fix_missing_locations(ast.copy_location(made, node))
+        return located(made, node)
 
 
 class _Whiles(ast.NodeTransformer):
@@ -97,14 +98,12 @@ class _Whiles(ast.NodeTransformer):
             return None
         to = ast.unparse(end) + (" + 1" if isinstance(sign, ast.LtE) else "")
         first = f"__first_{name}"
-        (before, loop, after) = ast.parse(
+        (before, loop, after) = parsed(
             f"{first} = {name}\n"
             f"for {name} in range({first}, {to}): pass\n"
-            f"{name} = max({first}, {to})"
-        ).body
-        for part in (before, loop, after):
-            for each in ast.walk(part):
-                ast.copy_location(each, node)
+            f"{name} = max({first}, {to})",
+            node,
+        )
         assert isinstance(loop, ast.For)
         loop.body = body
         loop.end_lineno = node.end_lineno
@@ -153,7 +152,7 @@ class _Blanks(ast.NodeTransformer):
                 return node
         helper = ast.parse(f"{self._helpers}.blank", mode="eval").body
         made = ast.Call(helper, [one, times], [])
-        return ast.fix_missing_locations(ast.copy_location(made, node))
+        return located(made, node)
 
 
 def _is_fixed(end: ast.expr, read: Collection[str]) -> bool:

@@ -23,11 +23,12 @@ from types import CodeType, FunctionType
 from typing import Any
 from unittest.mock import patch
 
-from attngraph.frontend.rewording.loop_bodies import HELPERS, Body, parsed
+from attngraph.frontend.rewording.loop_bodies import HELPERS, Body
 from attngraph.frontend.rewording.loop_choices import PLAIN
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import loaded, read_after, stored
 from attngraph.frontend.rewording.loop_spellings import spelled
+from attngraph.frontend.rewording.loop_statements import parsed
 from attngraph.frontend.rewording.loop_steps import Helpers
 from attngraph.frontend.rewording.row_loops import counted
 
