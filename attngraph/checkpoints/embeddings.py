@@ -40,15 +40,18 @@ def module_of(stage: Stage) -> nn.Module:
             return LayerNorm(settings["dimension"])
         case "Dense":
             name = settings["activation_function"]
-            activation = getattr(nn, name.rpartition(".")[2], None)
-            if not isinstance(activation, type) or not issubclass(activation, nn.Module):
+            kind: Any = getattr(nn, name.rpartition(".")[2], None)
+            try:
+                activation: nn.Module = kind()
+            except TypeError as error:  # there is no such class, or it wants settings
                 raise LoadError(
-                    f"A Dense of {MODULES} has the activation {name}, no class of torch."
-                )
+                    f"A Dense of {MODULES} has the activation {name}, which torch.nn lacks, "
+                    "or has with settings only."
+                ) from error
             linear = nn.Linear(
                 settings["in_features"], settings["out_features"], settings.get("bias", True)
             )
-            dense = Dense(linear, activation(), stage.read, stage.written)
+            dense = Dense(linear, activation, stage.read, stage.written)
             if settings.get("use_residual"):
                 dense.add_residual()
             return dense

@@ -6,7 +6,7 @@ tokens. What isn't known here is told, and the file has what the model itself re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Pooling by older names, in the order in which their embeddings are joined."""
+_POOLINGS = ("Pooling", "SpladePooling")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -43,11 +44,13 @@ class Stage:
 
     @property
     def read(self) -> str:
-        return str(self.settings.get("module_input_name") or EMBEDDING)
+        default = TOKENS if self.kind in _POOLINGS else EMBEDDING
+        return str(self.settings.get("module_input_name") or default)
 
     @property
     def written(self) -> str:
-        return str(self.settings.get("module_output_name") or self.read)
+        default = EMBEDDING if self.kind in _POOLINGS else self.read
+        return str(self.settings.get("module_output_name") or default)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def stages_of(root: Path) -> Stages | None:
     is_known = _kind(first) in ("Transformer", "MLMTransformer") and first.get("path") == ""
     found = [_stage(root, each) for each in others] if is_known and _gives(settings, task) else []
     steps = tuple(each for each in found if each is not None)
-    if len(steps) < len(others):
+    if len(steps) < len(others) or not _are_given(steps):
         names = " then ".join(str(each.get("type")).rpartition(".")[2] for each in others)
         told = (
             f"{MODULES} says that {names} of sentence-transformers makes the embeddings of what "
@@ -116,6 +119,16 @@ def _gives(settings: Mapping[str, Any], task: str) -> bool:
     return all(said == known for said, known in asked.items())
 
 
+def _are_given(steps: Sequence[Stage]) -> bool:
+    """Whether each step reads what the model or an earlier step gives."""
+    given = {TOKENS}
+    for each in steps:
+        if each.read not in given and each.kind != "Dropout":
+            return False
+        given.add(each.written)
+    return True
+
+
 def _stage(root: Path, entry: Mapping[str, Any]) -> Stage | None:
     """None for what isn't known here."""
     kind, path = _kind(entry), str(entry.get("path"))
@@ -126,7 +139,8 @@ def _stage(root: Path, entry: Mapping[str, Any]) -> Stage | None:
             if modes is None:
                 modes = [mode for name, mode in _MODES.items() if settings.get(name)] or ["mean"]
             modes = [modes] if isinstance(modes, str) else modes
-            if not isinstance(modes, list) or not all(mode in _MODES.values() for mode in modes):
+            is_known = isinstance(modes, list) and all(mode in _MODES.values() for mode in modes)
+            if not is_known or not modes:
                 return None
             return Stage(kind, {**settings, "pooling_mode": modes})
         case "SpladePooling":
@@ -138,12 +152,16 @@ def _stage(root: Path, entry: Mapping[str, Any]) -> Stage | None:
         case "Dense":
             sizes = (settings.get("in_features"), settings.get("out_features"))
             name = settings.get("activation_function", "torch.nn.Tanh")
-            if not all(isinstance(size, int) for size in sizes) or not _is_of_torch(name):
+            if not all(map(_is_size, sizes)) or not _is_of_torch(name):
                 return None
             return Stage(kind, {**settings, "activation_function": name}, _weights(root, path))
-        case "LayerNorm" if isinstance(settings.get("dimension"), int):
+        case "LayerNorm" if _is_size(settings.get("dimension")):
             return Stage(kind, settings, _weights(root, path))
     return None
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
 def _is_of_torch(name: Any) -> bool:

@@ -37,7 +37,7 @@ def _with_stages(root: Path, name: str, *stages: tuple[str, dict[str, Any] | Non
             (root / path / "config.json").write_text(json.dumps(settings))
         if kind == "Dense" and settings is not None:
             torch.manual_seed(at)
-            width, made = settings["in_features"], settings["out_features"]
+            width, made = int(settings["in_features"]), int(settings["out_features"])
             weights = {"linear.weight": torch.randn(made, width), "linear.bias": torch.randn(made)}
             save_file(weights, root / path / "model.safetensors")
     (root / "modules.json").write_text(json.dumps(entries))
@@ -160,7 +160,10 @@ def test_another_task_leaves_the_stages_out(tmp_path: Path) -> None:
         ("LSTM", {"hidden_dim": 8}),
         ("custom_st.Pooling", _POOLING),
         ("Pooling", {"pooling_mode": "median"}),
+        ("Pooling", {"pooling_mode": []}),
         ("Dense", {"in_features": 32, "out_features": 4, "activation_function": "mine.Swish"}),
+        ("Dense", {"in_features": 32, "out_features": True}),
+        ("Normalize", {"module_input_name": "nothing"}),
     ],
 )
 def test_what_is_not_known_is_told(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
@@ -185,9 +188,10 @@ def test_weights_that_are_missing_or_of_another_shape_are_refused(tmp_path: Path
     settings.write_text(json.dumps({**dense, "out_features": 7}))
     with pytest.raises(LoadError, match=r"linear.weight is \(6, 32\) in the file and \(7, 32\)"):
         load(folder)
-    settings.write_text(json.dumps({**dense, "activation_function": "torch.nn.Sharp"}))
-    with pytest.raises(LoadError, match=r"has the activation torch\.nn\.Sharp, no class of torch"):
-        load(folder)
+    for name in ("torch.nn.Sharp", "torch.nn.Linear"):
+        settings.write_text(json.dumps({**dense, "activation_function": name}))
+        with pytest.raises(LoadError, match=f"has the activation {name}, which torch.nn lacks"):
+            load(folder)
     (folder / "2_Dense" / "model.safetensors").unlink()
     settings.write_text(json.dumps(dense))
     with pytest.raises(LoadError, match=r"2_Dense.model.safetensors is missing, which modules"):

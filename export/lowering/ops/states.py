@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.analysis.recurrence.terms import is_by_channel
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.matching import producer
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
@@ -141,6 +142,8 @@ def _by_channels(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     if decay is not None:
         features = decay.shape[2] // count
         log = producer(decay, "aten.log")
+        if log is not None and Intervals().of(input_of(log, "self"))[0] < 0:
+            log = None  # below 0 the logarithm is NaN
         left = split(decay if log is None else input_of(log, "self"), features)
         kinds.append([*state[:3], features])
         given.append(by_token(left if log is not None else ctx.op("Exp", left), features))

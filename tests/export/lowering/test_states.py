@@ -96,17 +96,19 @@ def test_many_channels_with_a_state_each_are_a_scan(queries: int, decays: str, p
     assert "LinearAttention" not in op_types(model)
 
 
-def test_a_decay_that_isnt_given_as_a_logarithm_is_taken_as_it_is() -> None:
-    model = check("""
+@pytest.mark.parametrize(("gate", "is_kept"), [("sigmoid", False), ("tanh", True)])
+def test_a_decay_whose_logarithm_is_given_is_taken_as_it_is(gate: str, is_kept: bool) -> None:
+    """But where it may be below 0, of which the logarithm is NaN."""
+    model = check(f"""
   input %q : f32[batch, seq, 16]
   input %k : f32[batch, seq, 1024]
   input %v : f32[batch, seq, 64]
   input %x : f32[batch, seq, 1024]
-  %a = aten.sigmoid(%x)
+  %a = aten.{gate}(%x)
   %g = aten.log(%a)
-  %y, %next = attn.linear_attention(%q, %k, %v, none, %g) {heads = 1, kv_heads = 64, scale = 1.0}
+  %y, %next = attn.linear_attention(%q, %k, %v, none, %g) {{heads = 1, kv_heads = 64, scale = 1.0}}
   return %y""")
-    assert "Log" not in op_types(model)
+    assert ("Log" in op_types(model)) == is_kept
 
 
 @pytest.mark.parametrize(
