@@ -23,7 +23,7 @@ from attngraph.cli import run
 from attngraph.compiling import quantizing
 from attngraph.dialect import quantized
 from attngraph.errors import ParityError, ProviderError, UsageError
-from attngraph.export.lowering.ops import linear as lowering
+from attngraph.export.lowering.ops import quantized as lowering
 from attngraph.export.precision.codes import packed_rows
 from attngraph.export.precision.quantize import FINE, ROWS
 from attngraph.export.runtime import saturation
