@@ -3,9 +3,10 @@
     python -m bench.bounds [--workload llama_long …] [--rounds 7] [--seconds 2]
 
 For each workload, eager PyTorch; the products of its linears, in onnxruntime and in PyTorch; and
-the two products of its attentions in onnxruntime, of which a causal one needs half. Nothing else is
-computed: no norm, softmax, activation or sum. `decode` is a step of bench.decode's model. Each is
-in a process of its own, and they take turns. Writes bench/results/bounds.json.
+the two products of its attentions in onnxruntime, of which a causal one needs half. Of a mixture's
+experts each has as many rows as the others. Nothing else is computed: no norm, softmax, activation
+or sum. `decode` is a step of bench.decode's model. Each is in a process of its own, and they take
+turns. Writes bench/results/bounds.json.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from onnx import helper
 
+from attngraph.analysis.experts.products import GROUPED
 from attngraph.compiling.pipeline import pipeline
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
@@ -39,7 +41,10 @@ EAGER, LINEARS, TORCH, ATTENTION = ENGINES = (
     "attentions' products, onnxruntime",
 )
 DECODE, PAST = "decode", 1024
-DEFAULT = ("gpt2_prefill", "llama_prefill", "llama_long", "vit", DECODE)
+DEFAULT = (
+    *("gpt2_prefill", "llama_prefill", "llama_long", "vit"),
+    *("mixtral", "qwen3_moe", "qwen3_next", DECODE),
+)
 
 Shape = tuple[int, int, int, int]
 """Batch, rows, inner size and columns of a product; batch 0: the right side is a weight."""
@@ -80,12 +85,15 @@ def products(name: str) -> tuple[list[Shape], list[Shape], float]:
     sizes: dict[str, int] = {}
     for value, given in zip(graph.inputs, args, strict=True):
         bind_dims(sizes, value.tensor_type, given.shape, value.name)
-    linears, attentions, causal = [], [], False
+    linears, attentions, causal = list[Shape](), list[Shape](), False
     for node in graph:
         shapes: list[Any] = [v and substitute(v.shape, sizes) for v in node.inputs]
         if node.op == "aten.linear":
             *rows, inner = shapes[0]
             linears.append((0, torch.Size(rows).numel(), inner, shapes[1][0]))
+        elif node.op in GROUPED:
+            (rows, inner), (experts, _, columns) = shapes[:2]
+            linears += [(0, rows // experts, inner, columns)] * experts
         elif node.op == "attn.attention":
             (batch, queries, width), (_, keys, _) = shapes[:2]
             heads = node.attrs["heads"]
