@@ -317,8 +317,9 @@ def _bounds() -> list[str]:
         f"Median milliseconds on {result['threads']} threads, with the least and the most of the "
         "rounds; stacks cut to 4 layers, but for the decoding step with its 12. The products are "
         "those of the linears, of experts (each with as many rows as the others) and of the "
-        "attentions (half of them, where causal), and nothing else is computed. The last column is eager's time over that of all products in "
-        "onnxruntime: what no float32 file for onnxruntime can exceed, whatever it fuses.",
+        "attentions (half of them, where causal), and nothing else is computed. The last column is "
+        "eager's time over that of all products in onnxruntime: what no float32 file for "
+        "onnxruntime can exceed, whatever it fuses.",
         "",
         f"| workload | {' | '.join(engines)} | bound |",
         f"| --- |{' --- |' * (len(engines) + 1)}",
