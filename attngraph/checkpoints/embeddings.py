@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attngraph.checkpoints.stages import EMBEDDING, MODULES, RETURNED, TOKENS, Stage, Stages
+from attngraph.checkpoints.folder import MODULES
+from attngraph.checkpoints.stages import EMBEDDING, RETURNED, TOKENS, Stage, Stages
 from attngraph.errors import LoadError
 
 _MASK = "attention_mask"
@@ -152,6 +153,17 @@ class Normalize(nn.Module):
         return {**features, self.written: functional.normalize(features[self.read], dim=-1)}
 
 
+def _of_width(width: int, features: Features, name: str, kind: str) -> Tensor:
+    """A feature that a stage takes. Raises LoadError where it has another width."""
+    found = features[name]
+    if found.shape[-1] != width:
+        raise LoadError(
+            f"A {kind} of {MODULES} takes {name} of {width} numbers, and what stands before it "
+            f"makes {found.shape[-1]}: fetch the folder again, from one revision."
+        )
+    return found
+
+
 class Dense(nn.Module):
     """A linear and an activation."""
 
@@ -167,7 +179,7 @@ class Dense(nn.Module):
         self.residual = nn.Identity() if width == made else nn.Linear(width, made, bias=False)
 
     def forward(self, features: Features) -> Features:
-        x = features[self.read]
+        x = _of_width(self.linear.in_features, features, self.read, "Dense")
         y = self.activation(self.linear(x))
         return {**features, self.written: y if self.residual is None else y + self.residual(x)}
 
@@ -180,4 +192,6 @@ class LayerNorm(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, features: Features) -> Features:
-        return {**features, EMBEDDING: self.norm(features[EMBEDDING])}
+        (width,) = self.norm.normalized_shape
+        x = _of_width(width, features, EMBEDDING, "LayerNorm")
+        return {**features, EMBEDDING: self.norm(x)}

@@ -18,6 +18,9 @@ from attngraph.checkpoints.scheme import Scheme, scheme_of
 from attngraph.errors import LoadError
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+MODULES = "modules.json"
+"""The list of sentence-transformers: the model, and what makes embeddings of its tokens."""
+_TRANSFORMERS = ("Transformer", "MLMTransformer")
 VOCABULARY, LABELS = "vocab_size", "num_labels"
 """Sizes in a config that an adapter may have changed."""
 _BELOW = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
@@ -49,11 +52,13 @@ class Adapter:
 class Folder:
     """A checkpoint's folder: what config.json says, and which files hold the weights.
 
-    `listed` are the names of the weights that an index promises, by file. With an `adapter` the
-    folder is that of its base, of whose config it may have changed `sizes`. `scheme` is how the
-    weights are quantized, if they are.
+    `root` is the folder that was given, and `path` that of the model. `listed` are the names of the
+    weights that an index promises, by file. With an `adapter` the folder is that of its base, of
+    whose config it may have changed `sizes`. `scheme` is how the weights are quantized, if they
+    are.
     """
 
+    root: Path
     path: Path
     config: Mapping[str, Any]
     weights: tuple[Path, ...]
@@ -65,7 +70,7 @@ class Folder:
     @classmethod
     def read(cls, path: Path, *, trust_pickle: bool = False, trust_code: bool = False) -> Folder:
         """Raises LoadError where the folder lacks what is needed, or asks for more trust."""
-        adapter = _adapter(path, trust_pickle=trust_pickle)
+        root, adapter = path, _adapter(model_in(path), trust_pickle=trust_pickle)
         path = folders_of(path)[0]
         config = read_config(path)
         scheme = scheme_of(path, config, lambda name: read_json(path, name))
@@ -73,7 +78,7 @@ class Folder:
             _refuse_code(path, config)
         weights, listed = weight_files(path, config, trust_pickle=trust_pickle)
         _require_counts(path / CONFIG, config, sum(file.stat().st_size for file in weights))
-        return cls(path, config, weights, listed, adapter, scheme)
+        return cls(root, path, config, weights, listed, adapter, scheme)
 
     @property
     def architecture(self) -> str | None:
@@ -113,12 +118,39 @@ def read_list(file: Path) -> list[Any]:
     return found
 
 
+def entries_of(root: Path) -> list[Mapping[str, Any]]:
+    """What modules.json lists, nothing where there is none. Raises LoadError."""
+    file = within(root, MODULES)
+    return [each for each in read_list(file) if isinstance(each, dict)] if file.is_file() else []
+
+
+def kind_of(entry: Mapping[str, Any]) -> str:
+    """The class of an entry of modules.json, if it is one of sentence-transformers."""
+    package, _, name = str(entry.get("type")).partition(".")
+    return name.rpartition(".")[2] if package == "sentence_transformers" else ""
+
+
+def is_model(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of modules.json is a model of transformers."""
+    return kind_of(entry) in _TRANSFORMERS
+
+
+def model_in(root: Path) -> Path:
+    """Where the model of a folder lies: in the one that modules.json names, or in itself."""
+    first = next(iter(entries_of(root)), {})
+    name = first.get("path")
+    if not (is_model(first) and isinstance(name, str) and name):
+        return root
+    return within(root, name)
+
+
 def folders_of(path: Path) -> tuple[Path, ...]:
     """The folders that a checkpoint is in: its own alone, or the base of an adapter and its own.
 
     Raises LoadError where the base is not on this machine, and where a model lies beside an adapter
     of another one.
     """
+    path = model_in(path)
     file = within(path, ADAPTER_CONFIG)
     if not file.is_file():
         return (path,)

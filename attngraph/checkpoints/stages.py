@@ -11,9 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attngraph.checkpoints.folder import read_json, read_list, within
+from attngraph.checkpoints.folder import (
+    MODULES,
+    entries_of,
+    is_model,
+    kind_of,
+    model_in,
+    read_json,
+    within,
+)
 
-MODULES = "modules.json"
 TOKENS, EMBEDDING = "token_embeddings", "sentence_embedding"
 _FIRST = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlnet_config.json")
 RETURNED = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}
@@ -70,16 +77,16 @@ def stages_of(root: Path) -> Stages | None:
 
     Raises LoadError for a file that can't be read.
     """
-    file = within(root, MODULES)
-    entries = [each for each in read_list(file) if isinstance(each, dict)] if file.is_file() else []
+    entries = entries_of(root)
     if len(entries) < 2:
         return None
     first, *others = entries
-    settings = next((s for name in _FIRST if (s := read_json(root, name)) is not None), {})
-    default = "fill-mask" if _kind(first) == "MLMTransformer" else "feature-extraction"
+    model = model_in(root)
+    settings = next((s for name in _FIRST if (s := read_json(model, name)) is not None), {})
+    default = "fill-mask" if kind_of(first) == "MLMTransformer" else "feature-extraction"
     task = str(settings.get("transformer_task", default))
-    is_known = _kind(first) in ("Transformer", "MLMTransformer") and first.get("path") == ""
-    found = [_stage(root, each) for each in others] if is_known and _gives(settings, task) else []
+    is_known = is_model(first) and _gives(settings, task)
+    found = [_stage(root, each) for each in others] if is_known else []
     steps = tuple(each for each in found if each is not None)
     if len(steps) < len(others) or not _are_given(steps):
         names = " then ".join(str(each.get("type")).rpartition(".")[2] for each in others)
@@ -96,12 +103,6 @@ def stages_of(root: Path) -> Stages | None:
         )
         return Stages(task, steps, (told,))
     return Stages(task, steps)
-
-
-def _kind(entry: Mapping[str, Any]) -> str:
-    """The class of an entry, if it is one of sentence-transformers."""
-    package, _, name = str(entry.get("type")).partition(".")
-    return name.rpartition(".")[2] if package == "sentence_transformers" else ""
 
 
 def _gives(settings: Mapping[str, Any], task: str) -> bool:
@@ -131,7 +132,7 @@ def _are_given(steps: Sequence[Stage]) -> bool:
 
 def _stage(root: Path, entry: Mapping[str, Any]) -> Stage | None:
     """None for what isn't known here."""
-    kind, path = _kind(entry), str(entry.get("path"))
+    kind, path = kind_of(entry), str(entry.get("path"))
     settings = {} if kind == "Dropout" else dict(read_json(root, f"{path}/config.json") or {})
     match kind:
         case "Pooling":

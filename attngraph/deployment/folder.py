@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from attngraph.checkpoints.folder import CONFIG
+from attngraph.checkpoints.folder import CONFIG, MODULES, entries_of, model_in
 from attngraph.checkpoints.scheme import KEYS
 from attngraph.deployment.kept import kept_files, require_folder
 from attngraph.errors import OutputError, UsageError
@@ -141,6 +141,7 @@ class OutputFolder:
             for name, text in texts.items():
                 (self._partial / name).write_text(text, "utf-8")
             self._adapt_config(parts, settings)
+            self._adapt_modules()
             self._put()
         except OSError as error:
             raise unwritable(self._path, error) from error
@@ -167,6 +168,14 @@ class OutputFolder:
             of_js["use_external_data_format"] = dict.fromkeys(beside, 1)
         if said != json.loads(before):
             config.write_text(f"{json.dumps(said, indent=2)}\n", "utf-8")
+
+    def _adapt_modules(self) -> None:
+        """Makes modules.json say that the model is here, where it was in a folder of its own."""
+        if self._source is None or model_in(self._source) == self._source:
+            return
+        first, *others = entries_of(self._source)
+        entries = [{**first, "path": ""}, *others]
+        (self._partial / MODULES).write_text(f"{json.dumps(entries, indent=2)}\n", "utf-8")
 
     def _put(self) -> None:
         """No system call exchanges two folders everywhere: what is there steps aside first."""

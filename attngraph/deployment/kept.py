@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from attngraph.checkpoints.folder import CONFIG, folders_of, within
+from attngraph.checkpoints.folder import CONFIG, folders_of, model_in, within
 from attngraph.checkpoints.scheme import BESIDE
 from attngraph.checkpoints.stages import stages_of
 from attngraph.errors import LoadError, OutputError
@@ -32,14 +32,17 @@ def kept_files(source: Path) -> dict[Path, Path]:
     """What OUT/ has of the checkpoint's folder, by paths inside it: all but weights and training.
 
     An adapter's own files stand before those of its base, but for the config, which is that of the
-    model. Raises LoadError for a link that leads out of a folder, and for what can't be read.
+    model. Those of a model in a folder of its own stand beside the file, as the others do. Raises
+    LoadError for a link that leads out of a folder, and for what can't be read.
     """
     base, *own = folders_of(source)
-    found = {name: base / name for name in _kept(base, Path())}
-    root = own[0] if own else base
-    stages = stages_of(root)
+    model = model_in(source)
+    around = [] if model == source else list(_kept(source, Path()))
+    found = {n: source / n for n in around if not (source / n).is_relative_to(model)}
+    found |= {name: base / name for name in _kept(base, Path())}
+    stages = stages_of(source)
     kept = [] if stages is None else [each.weights for each in stages.steps]
-    found |= {file.relative_to(root): file for file in kept if file is not None}
+    found |= {file.relative_to(source): file for file in kept if file is not None}
     for folder in own:
         found |= {n: folder / n for n in _kept(folder, Path()) if n != Path(CONFIG)}
     return found

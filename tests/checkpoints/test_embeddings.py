@@ -122,6 +122,41 @@ def test_an_encoders_file_has_the_embedding_of_each_text(tmp_path: Path) -> None
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
 
 
+def test_a_model_may_lie_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """As older releases saved it, with a config.json around it that is none of a model."""
+    from transformers import BertModel
+
+    folder = _with_stages(tmp_path / "in", "bert", ("Pooling", _POOLING), ("Normalize", None))
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).rename(inner / name)
+    (inner / "vocab.txt").write_text("a")
+    (folder / "config.json").write_text(json.dumps({"__version__": "0.2.4"}))
+    entries = json.loads((folder / "modules.json").read_text())
+    entries[0]["path"] = inner.name
+    (folder / "modules.json").write_text(json.dumps(entries))
+    given, found = _results(attngraph.optimize_checkpoint(folder), tmp_path / "out")
+    model: Any = BertModel.from_pretrained(inner)
+    with torch.no_grad():
+        tokens = model(**given).last_hidden_state
+    expected = torch.nn.functional.normalize(
+        _by_row("mean", tokens, given["attention_mask"]), dim=-1
+    )
+    torch.testing.assert_close(found["sentence_embedding"], expected, rtol=1e-5, atol=1e-6)
+    written = {str(each.relative_to(tmp_path / "out")) for each in (tmp_path / "out").rglob("*.*")}
+    assert written == {
+        *("model.onnx", "config.json", "vocab.txt", "modules.json", "1_Pooling/config.json")
+    }
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert"
+    entries[0]["path"] = ""
+    assert json.loads((tmp_path / "out" / "modules.json").read_text()) == entries
+    entries[0]["path"] = "../elsewhere"
+    (folder / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(LoadError, match=r"names the file '\.\./elsewhere', which is not"):
+        load(folder)
+
+
 def test_a_decoder_with_stages_is_an_embedding_model(tmp_path: Path) -> None:
     """A LlamaForCausalLM by its config, of which the hidden states are asked for."""
     from transformers import LlamaModel
@@ -163,6 +198,7 @@ def test_another_task_leaves_the_stages_out(tmp_path: Path) -> None:
         ("Pooling", {"pooling_mode": []}),
         ("Dense", {"in_features": 32, "out_features": 4, "activation_function": "mine.Swish"}),
         ("Dense", {"in_features": 32, "out_features": True}),
+        ("WeightedLayerPooling", {"layer_start": 1, "num_hidden_layers": 2}),
         ("Normalize", {"module_input_name": "nothing"}),
     ],
 )
@@ -196,6 +232,19 @@ def test_weights_that_are_missing_or_of_another_shape_are_refused(tmp_path: Path
     settings.write_text(json.dumps(dense))
     with pytest.raises(LoadError, match=r"2_Dense.model.safetensors is missing, which modules"):
         load(folder)
+
+
+@pytest.mark.parametrize("kind", ["Dense", "LayerNorm"])
+def test_a_stage_of_another_width_is_refused(tmp_path: Path, kind: str) -> None:
+    sizes = {"in_features": 24, "out_features": 6, "dimension": 24}
+    settings = {**sizes, "activation_function": "torch.nn.Tanh"}
+    folder = _with_stages(tmp_path / "in", "bert", ("Pooling", _POOLING), (kind, settings))
+    if kind == "LayerNorm":
+        weights = {"norm.weight": torch.ones(24), "norm.bias": torch.zeros(24)}
+        save_file(weights, folder / "2_LayerNorm" / "model.safetensors")
+    said = f"^A {kind} of modules.json takes sentence_embedding of 24 numbers, and what stands"
+    with pytest.raises(LoadError, match=f"{said} before it makes 32: "):
+        attngraph.optimize_checkpoint(folder)
 
 
 @pytest.mark.parametrize("text", ["{", '{"0": 1}'])

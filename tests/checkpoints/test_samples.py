@@ -435,7 +435,7 @@ def test_a_decoder_of_nothing_else_has_rows_of_its_own(tmp_path: Path) -> None:
         def forward(self, decoder_input_ids: torch.Tensor) -> torch.Tensor:
             return decoder_input_ids
 
-    found = samples_of(Folder(tmp_path, {}, ()), Alone(), None)
+    found = samples_of(Folder(tmp_path, tmp_path, {}, ()), Alone(), None)
     assert found.kwargs["decoder_input_ids"].shape == (2, 6)
 
 

@@ -16,12 +16,12 @@ from attngraph.checkpoints.adapters import Adapted, covered, merge, split
 from attngraph.checkpoints.classes import class_of, encoder_of, unfilled
 from attngraph.checkpoints.embeddings import module_of, put_behind
 from attngraph.checkpoints.filled import pretrained
-from attngraph.checkpoints.folder import Folder, pickled
+from attngraph.checkpoints.folder import MODULES, Folder, pickled
 from attngraph.checkpoints.plain import require_dense
 from attngraph.checkpoints.renamed import rename
 from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
-from attngraph.checkpoints.stages import MODULES, Stage, stages_of
+from attngraph.checkpoints.stages import Stage, stages_of
 from attngraph.checkpoints.tasks import Task, task_adapted, task_of
 from attngraph.errors import LoadError
 from attngraph.frontend.files.factory import Built, build
@@ -127,7 +127,7 @@ def _from_folder(
     if adapter is not None:
         require_plain(adapter.path, adapter.settings)
         task = task or task_adapted(adapter.settings.get("task_type"), folder.architecture)
-    behind = stages_of(folder.path if adapter is None else adapter.path)
+    behind = stages_of(folder.root)
     makes_embeddings = behind is not None and behind.steps != () and task in (None, behind.task)
     task = behind.task if behind is not None and makes_embeddings else task
     kind, found = class_of(folder, task, trust_code=trust_code)

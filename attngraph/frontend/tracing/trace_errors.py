@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from attngraph.errors import CaptureError, SampleError
+from attngraph.errors import CaptureError, LoadError, SampleError
 from attngraph.frontend.interface.shapes import Request
 from attngraph.frontend.interface.wrappers import hindrance
 from attngraph.frontend.rewording.constants import depends_on_data
@@ -252,6 +252,8 @@ def explained(
             "or register the type with torch.utils._pytree.register_pytree_node."
         )
     own = run()
+    if isinstance(own, LoadError):  # of what its folder put behind the model
+        raise own
     place = user_frame(traceback.walk_tb(deepest(own or error).__traceback__))
     where = f" at {quote(*place)}" if place else ""
     if own is not None:
