@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import numpy
 import torch
@@ -10,11 +11,16 @@ from optimum import onnxruntime
 
 
 def main(kind: str, folder: str, given: str, found: str) -> None:
-    """Writes the tokens that a decoder generates (greedy), an encoder's logits or hidden states, or
-    what a pipeline makes of a text, as an .npz. `kind` names the class, or the pipeline's task."""
+    """Writes the tokens that a decoder generates (greedy), an encoder's logits or hidden states,
+    what a pipeline makes of a text, or the embeddings of a SentenceTransformer, as an .npz. `kind`
+    names the class, or the pipeline's task."""
     with numpy.load(given) as file:
         feeds = {name: torch.from_numpy(file[name]) for name in file.files}
-    if "text" in feeds:
+    if kind == "SentenceTransformer":
+        sentence_transformers = import_module("sentence_transformers")
+        model = sentence_transformers.SentenceTransformer(folder, backend="onnx")
+        result = model(feeds)["sentence_embedding"].detach()
+    elif "text" in feeds:
         pipe = onnxruntime.pipeline(kind, model=folder, accelerator="ort")
         result = torch.tensor(pipe(bytes(feeds["text"].tolist()).decode()))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 import attngraph
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference
+from tests.models import present
 from tests.parity.test_decode import prompts
 from tests.runtimes.conftest import Record, optimum_python
 from tests.runtimes.encoders import MODELS
@@ -136,3 +138,42 @@ def test_features_and_a_pipeline(tmp_path: Path, record: Record) -> None:
         torch.testing.assert_close(piped, module(ids)[0], rtol=0, atol=1e-5)
     record(RUNTIME, "BERT", "feature extraction")
     record(RUNTIME, "BERT", "pipeline")
+
+
+@pytest.mark.parametrize("inner", ["", "0_Transformer"])
+def test_a_sentence_transformers_folder(inner: str, tmp_path: Path, record: Record) -> None:
+    """As SentenceTransformer(OUT, backend="onnx"), which takes the model's tokens from the file."""
+    from transformers import BertTokenizerFast
+
+    torch.manual_seed(0)
+    module, args, _ = MODELS["BERT"]()
+    module = module.eval().base_model
+    folder = tmp_path / "in" / inner
+    module.save_pretrained(folder)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na")
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    settings = folder / "tokenizer_config.json"  # by the name that transformers 4 has for the class
+    named = json.loads(settings.read_text()) | {"tokenizer_class": "BertTokenizer"}
+    settings.write_text(json.dumps(named))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
+    width = module.config.hidden_size
+    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+    (tmp_path / "in" / "1_Pooling").mkdir()
+    (tmp_path / "in" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    kinds = {"Transformer": inner, "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    entries = [
+        {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for at, (kind, path) in enumerate(kinds.items())
+    ]
+    (tmp_path / "in" / "2_Normalize").mkdir()
+    (tmp_path / "in" / "2_Normalize" / "config.json").write_text("{}")
+    (tmp_path / "in" / "modules.json").write_text(json.dumps(entries))
+    attngraph.optimize_checkpoint(tmp_path / "in", verify="off").save(tmp_path / "out")
+    ids, mask = args[0], present(*args[0].shape).long()
+    found = ran("SentenceTransformer", tmp_path / "out", input_ids=ids, attention_mask=mask)
+    with torch.no_grad():
+        tokens = module(input_ids=ids, attention_mask=mask)[0]
+    mean = (tokens * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+    expected = torch.nn.functional.normalize(mean, dim=-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    record(RUNTIME, "BERT", "sentence-transformers 5.1.2, a folder")
