@@ -59,7 +59,9 @@ def test_the_file_holds_at_other_sizes(code: Callable[[Tensor], Tensor]) -> None
         torch.testing.assert_close(found(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, pytest.param(torch.bfloat16, marks=pytest.mark.wide)]
+)
 def test_steps_that_are_rounded_stay_refused(dtype: torch.dtype) -> None:
     """torch rounds whole numbers and halves as it goes, which no formula of tensors does alike."""
     model = Computes(lambda x: x + torch.linspace(0, 10, x.shape[1], dtype=dtype)[:, None])

@@ -136,6 +136,7 @@ def test_openvino_runs_the_export_or_says_how_to_install_it(attngraph: Any) -> N
         assert row["parity"]["error"] <= row["parity"]["budget"]
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("in_process")
 def test_a_quantized_engine_is_timed_where_it_is_named_and_its_error_is_told(
     attngraph: Any,

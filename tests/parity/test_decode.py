@@ -97,18 +97,21 @@ def assert_greedy_tokens_are_those_of_eager(module: nn.Module, decoder: Decoder)
         assert expected[:, PROMPT:].unique().numel() > batch  # a model that says something
 
 
-@pytest.mark.parametrize(
+each_model = pytest.mark.parametrize(
     "name",
     [
         pytest.param(each, marks=() if each in ("llama", "gpt2") else pytest.mark.wide)
         for each in MODELS
     ],
 )
+
+
+@each_model
 def test_32_greedy_tokens_are_those_of_eager(name: str) -> None:
     assert_greedy_tokens_are_those_of_eager(*compiled(name))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each_model
 def test_the_logits_of_each_step_are_within_budget(name: str) -> None:
     """Eager computes each step without a cache; the decoder from its own, of 32 steps."""
     module, decoder = compiled(name)
@@ -130,7 +133,7 @@ def test_the_logits_of_each_step_are_within_budget(name: str) -> None:
     assert parity.passed, str(parity)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each_model
 def test_no_copy_of_the_cache_is_left(name: str) -> None:
     """Each layer's past goes straight into its attention, and its presents straight out."""
     decoder = compiled(name)[1]

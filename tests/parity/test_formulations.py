@@ -35,18 +35,21 @@ def _optimized(formulation: Formulation, dynamic: bool) -> Optimized:
 def _runs(field: str) -> list[ParameterSet]:
     """Every formulation, static and dynamic; where `field` names a defect it must still fail.
 
-    That of static sizes is `wide` or `slow` where there is the other.
+    Every second is `wide`, for the time that `make test` may take. That of static sizes is `wide`
+    or `slow` where there is the other.
     """
     runs = []
     for number, (name, formulation) in enumerate(FORMULATIONS.items()):
         reason = getattr(formulation, field) or formulation.broken
         known = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
         static = [] if reason.startswith("dynamic: ") else known
+        second = [pytest.mark.wide] if number % 2 else []
         again = [pytest.mark.slow if number % 3 else pytest.mark.wide]
-        marks = [*static, *(again if formulation.dynamic else [])]
+        marks = [*static, *(again if formulation.dynamic else second)]
         runs.append(pytest.param(formulation, False, id=name, marks=marks))
         if formulation.dynamic:
-            runs.append(pytest.param(formulation, True, id=f"{name}-dynamic", marks=known))
+            marks = [*known, *second]
+            runs.append(pytest.param(formulation, True, id=f"{name}-dynamic", marks=marks))
     return runs
 
 

@@ -163,7 +163,7 @@ def test_the_parts_are_the_whole_before_anything_is_compiled(family: str) -> Non
     assert not parts(family).notes
 
 
-@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.wide)])
 def test_lengths_at_which_a_decoder_of_embeddings_changes_are_found(grows: bool) -> None:
     """With LongRoPE behind 16 tokens; the same tokens have the same embeddings in longer rows."""
     from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration

@@ -18,6 +18,7 @@ from tests.models.kit import peaked
 from tests.parity.test_decode import common, prompts
 
 
+@pytest.mark.wide
 def test_it_is_what_the_model_computes_at_any_positions(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

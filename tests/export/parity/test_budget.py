@@ -135,6 +135,7 @@ class OneDirection(torch.nn.Module):
         return total * self.weight
 
 
+@pytest.mark.wide
 def test_a_model_of_one_ill_conditioned_direction_gets_the_budget_of_its_noise() -> None:
     lucky = 0  # runs of eager with an error too small for a budget
     for seed in range(40):
