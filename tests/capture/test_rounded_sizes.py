@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy
 import pytest
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
@@ -75,17 +76,44 @@ def test_an_axis_in_blocks_takes_every_length(name: str, sample: int) -> None:
         torch.testing.assert_close(given, module(x))
 
 
-def test_a_sample_of_whole_blocks_is_no_demand() -> None:
-    """With Dim.AUTO torch takes n = 4 * ((n + 3) // 4) of the sample for what the model wants."""
-    module, x = Blocks(FORMS["rounded up"]), torch.randn(2, 8, 3)
-    shapes = ({1: Dim.AUTO},)
-    own = capture(module, (x,), dynamic_shapes=shapes).graph
-    assert Ranges.of(own).broken({"x_1": 9})
-    captured = capture(module, (x,), dynamic_shapes=shapes, elsewhere=True)
+class Flattened(Blocks):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(1)
+
+
+@pytest.mark.parametrize("blocks", [Blocks, Flattened])
+def test_a_sample_of_whole_blocks_is_no_demand(blocks: type[Blocks]) -> None:
+    """What is cut to the sample's length is contiguous there alone, which is no demand."""
+    module, x = blocks(FORMS["rounded up"]), torch.randn(2, 8, 3)
+    graph = capture(module, (x,), dynamic_shapes=({1: Dim.AUTO},)).graph
     for length in (8, 9, 15, 40):
         x = torch.randn(2, length, 3)
-        assert not Ranges.of(captured.graph).broken({"x_1": length})
-        torch.testing.assert_close(interpret(captured.graph, (x,)), (module(x),))
+        assert not Ranges.of(graph).broken({"x_1": length})
+        torch.testing.assert_close(interpret(graph, (x,)), (module(x),))
+
+
+class Windows(nn.Module):
+    """Both axes of an image in windows of 3, padded at their ends."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape[1:]
+        padded = F.pad(x, (0, -columns % 3, 0, -rows % 3))
+        batch, high, wide = padded.shape
+        windows = padded.view(batch, high // 3, 3, wide // 3, 3).transpose(2, 3)
+        mixed = windows.flatten(3).softmax(-1).view(windows.shape).transpose(2, 3)
+        return mixed.reshape(batch, high, wide)[:, :rows, :columns].contiguous()
+
+
+@pytest.mark.parametrize("sample", [(6, 8), (6, 9), (7, 9)])
+def test_where_one_axis_of_the_sample_has_whole_blocks(sample: tuple[int, int]) -> None:
+    """torch notes of each result whether it is contiguous, as what is cut may be for the sample."""
+    module, auto = Windows(), Dim.AUTO
+    x, shapes = torch.randn(2, *sample), ({0: auto, 1: auto, 2: auto},)
+    graph = capture(module, (x,), dynamic_shapes=shapes).graph
+    assert not any(isinstance(each, sympy.Eq) for each in graph.conditions)
+    for size in ((3, 5, 7), (1, 10, 4), (2, 6, 9)):
+        other = torch.randn(size)
+        torch.testing.assert_close(interpret(graph, (other,))[0], module(other))
 
 
 def test_the_shape_of_an_operator_is_computed_as_the_graph_does() -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import _prims_common
 from torch._subclasses import fake_impls
 from torch.fx.experimental import symbolic_shapes
+from torch.fx.passes import shape_prop
 
 _not: Callable[[Any], Any] = torch.sym_not
 _EXCLUDED = re.compile(r"satisfy the generated guard (?:.+ != \d+|\d+ != .+)\.?$", re.M)
@@ -26,6 +27,35 @@ _EXCLUDED = re.compile(r"satisfy the generated guard (?:.+ != \d+|\d+ != .+)\.?$
 def excludes_a_size(message: str) -> bool:
     """Whether the trace relies on a dim not having one certain size, which its range has."""
     return bool(_EXCLUDED.search(message))
+
+
+@contextmanager
+def unasked_formats() -> Iterator[None]:
+    """No node's metadata says how its result lies in memory, which nothing reads.
+
+    torch asks each result, and an answer that is the sample's alone stays as a condition: of
+    `x[:, :n]`, cut out of what was padded to a multiple of 3, that n is one.
+    """
+    unknown = patch.object(
+        shape_prop, "is_contiguous_for_memory_format_or_false", lambda *_, **__: False
+    )
+    with unknown:
+        yield
+
+
+def lies_contiguous(tensor: torch.Tensor) -> bool | None:
+    """Whether a tensor is contiguous at all sizes or, False, at none; None where that changes."""
+    known = symbolic_shapes.statically_known_true
+    expected: Any = 1
+    is_sure = True
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if known(size == 1):
+            continue
+        if known(stride != expected) and known(size > 1):
+            return False
+        is_sure &= known(stride == expected)
+        expected = expected * size
+    return True if is_sure else None
 
 
 @contextmanager

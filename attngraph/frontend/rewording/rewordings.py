@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from attngraph.frontend.rewording.contiguity import lies_contiguous
 from attngraph.frontend.rewording.cut_for_memory import CUTS, place
 from attngraph.frontend.rewording.fixed_sizes import with_open_sizes
 from attngraph.frontend.rewording.hit_loops import Hits
@@ -25,6 +26,11 @@ _ASSIGN: Any = torch.Tensor.__setitem__
 _TAKE: Any = torch.Tensor.__getitem__
 _JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
 _CHUNKS = (torch.chunk, torch.Tensor.chunk)
+_LYING = (
+    torch.Tensor.contiguous,
+    *(getattr(of, name) for of in (torch, torch.Tensor) for name in ("reshape", "flatten")),
+)
+"""What gives the same memory where a tensor is contiguous, and a copy where it isn't."""
 _SLICES = (torch.ops.aten.slice, torch.ops.aten.slice.Tensor)
 """As torch.export writes `x[a:b]` where an end is open: tensor, axis, start, end and step."""
 
@@ -40,9 +46,10 @@ class Rewordings(TorchFunctionMode):
     constant of. The end of `x[:-padding]` is counted from the start, which is right for no padding
     as well. A place that is a size, as in `x[:, n // 2] = 1`, is a row that is taken first; torch
     makes a number of it, as it does of what scalars.py and fixed_sizes.py compute. A `cdist` of
-    more than 25 rows is computed as one of fewer. Any other call that cuts an open axis is added to
-    `cuts`, or at these places gives it `whole`. With `hits` a loop over the places where a mask is
-    true has a turn for each place.
+    more than 25 rows is computed as one of fewer. What copies at some sizes, as
+    `contiguous()` does of an axis that is cut, copies. Any other call that cuts an open axis is
+    added to `cuts`, or at these places gives it `whole`. With `hits` a loop over the places where a
+    mask is true has a turn for each place.
     """
 
     def __init__(
@@ -68,6 +75,8 @@ class Rewordings(TorchFunctionMode):
             scale = named.pop("scale")
             query, args = (args[0], args[1:]) if args else (named.pop("query"), ())
             return func(query * scale, *args, **named, scale=1.0)
+        if func in _LYING and args and lies_contiguous(args[0]) is None:
+            args = [args[0].clone(memory_format=torch.contiguous_format), *args[1:]]
         if func is torch.cdist and named.get("compute_mode", "").endswith("if_necessary"):
             named["compute_mode"] = "donot_use_mm_for_euclid_dist"
         for computed in (of_sizes, with_open_sizes, scaled):

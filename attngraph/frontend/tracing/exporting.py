@@ -27,6 +27,7 @@ from attngraph.frontend.rewording.branches import followed_branches
 from attngraph.frontend.rewording.checked_types import unchecked_types
 from attngraph.frontend.rewording.comparisons import open_extremes
 from attngraph.frontend.rewording.constants import depends_on_data, known_in_text
+from attngraph.frontend.rewording.contiguity import unasked_formats
 from attngraph.frontend.rewording.distributions import unvalidated
 from attngraph.frontend.rewording.hit_loops import Hits, does_nothing_else
 from attngraph.frontend.rewording.memoised import forgetting, looks_up_a_size
@@ -75,6 +76,7 @@ _ALWAYS = (
     open_extremes,
     recurrent_layers,
     rounded_up,
+    unasked_formats,
     unchecked_types,
     unvalidated,
 )
