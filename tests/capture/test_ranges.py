@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture
 from attngraph.ir import DimInfo
+from attngraph.options import Verify
 from tests.capture.formula import BATCH, BOTH, Formula, X, check, states
 
 
@@ -138,3 +139,33 @@ def test_a_size_of_which_a_stride_leaves_one_is_taken_where_the_model_is_right()
     dims = ({0: Dim("batch"), 1: Dim("samples")},)
     unchecked = attngraph.optimize(model, (signal,), dynamic_shapes=dims, verify="off")
     assert unchecked.graph.dims["samples"].low == 30
+
+
+class TwoPaths(nn.Module):
+    """What it computes of one row of x is not what its code for several would."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] < 2:
+            return x * 3
+        return x.softmax(1).cumsum(1)
+
+
+@pytest.mark.parametrize("verify", ["off", "final"])
+def test_a_range_that_was_asked_for_from_2_on_is_given(verify: Verify) -> None:
+    """torch.export's own advice for a model that it can't trace at a size of 1."""
+    x, model = torch.randn(2, 5, 4), TwoPaths()
+
+    def compiled(least: int) -> attngraph.Optimized:
+        dims = ({1: Dim("seq", min=least, max=64)},)
+        return attngraph.optimize(model, (x,), dynamic_shapes=dims, verify=verify)
+
+    optimized = compiled(2)
+    for length in (2, 3, 64):
+        other = torch.randn(2, length, 4)
+        torch.testing.assert_close(optimized(other), model(other))
+    with pytest.raises(UsageError, match="seq"):
+        optimized(torch.randn(2, 1, 4))
+    with pytest.raises(
+        CaptureError, match=r"can't be 1\.\.64: the model demands seq is at least 2"
+    ):
+        compiled(1)

@@ -298,7 +298,7 @@ def _suspect(
     refusal = None
     if start is not None:
         (name,) = names
-        if name in wanted and wanted[name].low:
+        if name in wanted and wanted[name].low and start > asked(wanted[name])[0]:
             where = place or ", as torch.export traces it"
             refusal = narrowed(wanted[name], f"{name} is at least {start}", where)
     return Suspect(
