@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from attngraph.errors import UsageError
 from attngraph.frontend.families.described import Described, frozen
 
 _IGNORED = {
@@ -91,12 +92,23 @@ class Rules(Described):
 
     def known(self, vocabulary: int | None) -> Rules:
         """Without the tokens that end or fill a row, or that are suppressed, of which a model of so
-        many has none, as tokenizers have padding of their own."""
+        many has none, as tokenizers have padding of their own.
+
+        Raises UsageError where a token is forced that it lacks.
+        """
         most = float("inf") if vocabulary is None else vocabulary
 
         def had(tokens: Sequence[int]) -> tuple[int, ...]:
             return tuple(token for token in tokens if 0 <= token < most)
 
+        bos, eos = self.forced_bos_token_id, self.forced_eos_token_id
+        for name, tokens in (("bos", () if bos is None else (bos,)), ("eos", eos)):
+            if had(tokens) != tokens:
+                raise UsageError(
+                    f"The generation config says forced_{name}_token_id = {list(tokens)}, and the "
+                    f"model knows the ids 0 to {most - 1} alone: write one of them into "
+                    "generation_config.json, or null, and compile again."
+                )
         pad = self.pad_token_id
         return replace(
             self,

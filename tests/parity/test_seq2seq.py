@@ -315,6 +315,17 @@ def test_rules_of_the_generation_config_are_followed(rules: dict[str, Any]) -> N
     assert not torch.equal(plain.generate(source, STEPS, eos_token_id=2), expected)
 
 
+@pytest.mark.parametrize("rules", [{"forced_bos_token_id": 250}, {"forced_eos_token_id": [2, 60]}])
+def test_a_forced_token_that_the_model_lacks_is_refused(rules: dict[str, Any]) -> None:
+    from transformers import GenerationConfig
+
+    module, model = compiled("bart")
+    kept = Rules.of_config(GenerationConfig(decoder_start_token_id=2, **rules))
+    own = Seq2Seq(model.encoder, model.decoder, model.wiring, kept)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"says forced_.os_token_id = .*, and the model knows the ids 0 to 59"):
+        own.generate(sources(module, 3), STEPS)
+
+
 def test_drawn_tokens_are_the_same_of_one_seed() -> None:
     module, model = compiled("bart")
     source = sources(module, 3)
