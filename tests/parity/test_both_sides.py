@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
+from attngraph.checks import both_sides
 from attngraph.errors import CaptureError
+from attngraph.frontend.model import trace
 
 X = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
 IDS = torch.arange(12).reshape(3, 4)
@@ -218,6 +220,32 @@ def test_each_input_has_the_side_that_the_model_takes(name: str) -> None:
     with torch.no_grad():
         for given in (args, *others):
             torch.testing.assert_close(optimized(*given), module(*given))
+
+
+class AskedAtManyLines(nn.Module):
+    """A flag of the whole model, as a number of Python."""
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        some = keep.any().item()
+        x = x * 2 if some else x + 1
+        x = x.sin() if some else x.cos()
+        x = x.roll(1, 0) if some else -x
+        return x.exp() if some else x
+
+
+def test_a_flag_that_many_lines_ask_is_traced_on_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = []
+
+    def counted(*args: Any, way: tuple[bool, ...], **kwargs: Any) -> Any:
+        ways.append(way)
+        return trace(*args, way=way, **kwargs)
+
+    monkeypatch.setattr(both_sides, "trace", counted)
+    module = AskedAtManyLines()
+    optimized = attngraph.optimize(module, (X[0], SOME))
+    assert len(ways) == 2
+    for keep in (SOME, SOME & False):
+        torch.testing.assert_close(optimized(X[0], keep), module(X[0], keep))
 
 
 def test_runs_begin_with_the_same_state() -> None:

@@ -322,7 +322,9 @@ def test_a_forced_token_that_the_model_lacks_is_refused(rules: dict[str, Any]) -
     module, model = compiled("bart")
     kept = Rules.of_config(GenerationConfig(decoder_start_token_id=2, **rules))
     own = Seq2Seq(model.encoder, model.decoder, model.wiring, kept)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"says forced_.os_token_id = .*, and the model knows the ids 0 to 59"):
+    with pytest.raises(
+        UsageError, match=r"says forced_.os_token_id = .*, and the model knows the ids 0 to 59"
+    ):
         own.generate(sources(module, 3), STEPS)
 
 

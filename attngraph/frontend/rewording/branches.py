@@ -49,11 +49,13 @@ def followed_branches(
     jump, of a number: then which way the line goes is the answer.
 
     With a `way` each condition of the model's own is followed, whatever it asks, and marked in the
-    trace. The way has the answers of the first ones; later ones are what their line was last.
+    trace. The way has the answers of the first ones; later ones are what the same condition was, or
+    what their line was last.
     """
 
     times: Counter[Place | None] = Counter()
     ahead = iter(way or ())
+    said = dict[Any, tuple[Any, bool]]()  # with what was asked, which stays what its id is of
 
     def answer(ask: Callable[[Any], bool], asked: Any) -> bool:
         try:
@@ -73,7 +75,10 @@ def followed_branches(
             if usual is None:
                 usual = _of_several(asked) if of_numbers else True
                 if way is not None:
-                    found[place] = next(ahead, found.get(place, usual))
+                    same = asked.node.expr if of_numbers else id(asked)
+                    _, before = said.get(same, (None, found.get(place, usual)))
+                    found[place] = next(ahead, before)
+                    said[same] = asked, found[place]
                     mark(asked, place, found[place])
             return found.setdefault(place, sides.get(place, usual))
 
