@@ -34,6 +34,7 @@ _MAXIMA = (
     "seq_length",
 )
 _SOME = 4096  # ids to draw from
+_PLACES = 1000  # of a corner on a page, as tokenizers of pages scale them
 _UNBOUNDED = 1 << 24  # tokens; tokenizers and configs write "no limit" as a very large number
 
 
@@ -241,8 +242,10 @@ class _Maker:
             types = (*shape, len(kinds)) if isinstance(kinds, list | tuple) else shape
             self.found.add("token_type_ids", torch.zeros(types, dtype=torch.long), dims)
         if "bbox" in self.taken:
-            corners = torch.randint(1, 500, (*shape, 2), generator=self.random)
-            self.found.add("bbox", torch.cat([corners, corners + 100], -1), dims)
+            places = getattr(self.config, "max_2d_position_embeddings", None) or _PLACES
+            half = max(1, min(places, _PLACES) // 2)
+            corners, sides = torch.randint(half, (2, *shape, 2), generator=self.random)
+            self.found.add("bbox", torch.cat([corners, corners + sides], -1), dims)
 
     def _target(self) -> None:
         """What a decoder of text has before it, beside what is encoded."""

@@ -109,6 +109,21 @@ def test_tokens_of_a_table_have_a_type_for_each_of_its_kinds(tmp_path: Path) -> 
     assert loaded.kwargs["token_type_ids"].shape == (*loaded.kwargs["input_ids"].shape, 7)
 
 
+def test_boxes_lie_on_the_page(tmp_path: Path) -> None:
+    from transformers import LayoutLMConfig, LayoutLMModel
+
+    config = LayoutLMConfig(**_SMALL, vocab_size=90, max_2d_position_embeddings=64)
+    LayoutLMModel(config).save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    box = loaded.kwargs["bbox"]
+    assert box.shape == (2, 8, 4)
+    assert (box[..., :2] <= box[..., 2:]).all()
+    assert box.max() < 64
+    assert len(box.unique()) > 8
+    assert loaded.module is not None
+    loaded.module(**loaded.kwargs)
+
+
 def test_a_model_that_takes_any_character_has_ids_too(tmp_path: Path) -> None:
     """CANINE has no table of tokens, and its config no number of them."""
     from transformers import CanineConfig, CanineForSequenceClassification
