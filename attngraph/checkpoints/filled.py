@@ -133,10 +133,11 @@ def _rounded(module: Any, weights: Mapping[str, torch.Tensor]) -> list[str]:
     if not finer:
         return []
     here, there = (str(dtype).removeprefix("torch.") for dtype in (own, finer[0]))
+    count = "1 weight is" if len(finer) == 1 else f"{len(finer)} weights are"
     return [
-        f"{len(finer)} weights are {there} in the files and rounded to {here}, as transformers "
-        f"rounds them: {CONFIG} says that dtype, or none and the first weight has it. Write "
-        f"{there} there to keep them."
+        f"{count} {there} in the files and rounded to {here}, as transformers rounds them: "
+        f"{CONFIG} says that dtype, or none and the first weight has it. Write {there} there "
+        "to keep them."
     ]
 
 

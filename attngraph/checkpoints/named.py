@@ -109,6 +109,7 @@ _OTHERS: Mapping[str, tuple[_Form, ...]] = {
     "decoder_input_values": (_Form((STEPS, "num_mel_bins"), "frames"),),
     "speaker_embeddings": (_Form(("speaker_embedding_dim",)),),
     "spectrogram": (_Form((STEPS, "model_in_dim"), "frames"),),
+    "task_inputs": (_Form(("task_seq_len",), below="text_encoder_vocab_size"),),
 }
 BESIDE = tuple(_OTHERS)
 """Inputs that a model may need though its forward has a default for them."""

@@ -147,7 +147,7 @@ class _Maker:
             yield both, False
             if "decoder_input_ids" in self.taken:
                 yield [*both, "decoder_input_ids"], False
-        yield mains, len(mains) > 1 and TOGETHER[0] not in mains
+        yield mains, len(mains) > 1 and "input_ids" in mains
         if "decoder_input_ids" in self.taken:
             yield [*mains, "decoder_input_ids"], False
         if beside := [name for name in self._known(BESIDE) if name not in mains]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 
 import attngraph
 from attngraph.checkpoints.folder import Folder
@@ -452,6 +453,24 @@ def test_a_decoder_of_nothing_else_has_rows_of_its_own(tmp_path: Path) -> None:
 
     found = samples_of(Folder(tmp_path, tmp_path, {}, ()), Alone(), None)
     assert found.kwargs["decoder_input_ids"].shape == (2, 6)
+
+
+def test_an_image_has_a_task_in_each_row(tmp_path: Path) -> None:
+    """OneFormer, whose class needs scipy for its loss."""
+    from transformers import OneFormerConfig
+
+    class Asked(torch.nn.Module):
+        main_input_name = ("pixel_values", "task_inputs")
+        config = OneFormerConfig(task_seq_len=7, text_encoder_vocab_size=50)
+
+        def forward(self, pixel_values: torch.Tensor, task_inputs: torch.Tensor) -> torch.Tensor:
+            return pixel_values.sum((1, 2, 3)) + task_inputs.sum(1)
+
+    found = samples_of(Folder(tmp_path, tmp_path, {}, ()), Asked(), None)
+    assert found.kwargs["task_inputs"].shape == (2, 7)
+    assert found.kwargs["task_inputs"].max() < 50
+    assert found.kwargs["pixel_values"].shape[0] == 2
+    assert {str(dims[0]) for dims in found.shapes.values()} == {str(Dim("batch"))}
 
 
 @pytest.mark.parametrize("kind", ["SequenceClassification", "ImageClassificationFourier"])
