@@ -105,6 +105,7 @@ def measure(weights: str, output: str, verify: Verify) -> dict[str, Any]:
     from attngraph.compiling.compiler import Model, compile_model
     from attngraph.frontend.files.load import load
     from attngraph.options import Options
+    from attngraph.stages import telling
 
     torch.set_grad_enabled(False)
     peaks: dict[str, float] = {}
@@ -117,7 +118,8 @@ def measure(weights: str, output: str, verify: Verify) -> dict[str, Any]:
 
     begins("load")
     model = Model.of(load(Path(weights), factory="bench.memory:llama"))
-    optimized = compile_model(model, Options(verify=verify), progress=begins)
+    with telling(begins):
+        optimized = compile_model(model, Options(verify=verify))
     begins("save")
     optimized.save(output)
     begins("end")

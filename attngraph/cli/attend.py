@@ -102,9 +102,7 @@ def attend(
             from attngraph.cli.work import attended
             from attngraph.reports.heat_map import attention_page
 
-            name, views, left_out = attended(
-                source, options, layers=layers, heads=heads, stages=stages
-            )
+            name, views, left_out = attended(source, options, layers=layers, heads=heads)
             keys, queries = _words(shown.tokens), _words(shown.query_tokens or shown.tokens)
             _check_tokens(views, keys, queries if shown.query_tokens else None, shown.element)
             page = attention_page(name, views, queries, keys, shown.element, left_out)

@@ -74,9 +74,7 @@ def bench(
             from attngraph.measuring.job import Job
 
             job = Job(source, target, precision, static, onnx, **options.session)
-            contest = hold(
-                job, engines=engines or (), rounds=rounds, seconds=seconds, progress=stages
-            )
+            contest = hold(job, engines=engines or (), rounds=rounds, seconds=seconds)
         if as_json:
             print(json.dumps(contest.to_dict(), indent=2, allow_nan=False))
         else:

@@ -47,7 +47,7 @@ def explain(
             from attngraph.cli.report_page import page_of
             from attngraph.cli.work import analysed
 
-            drawn, report = analysed(source, options, draws=report_page is not None, stages=stages)
+            drawn, report = analysed(source, options, draws=report_page is not None)
             report.timings = {"import": stages.seconds("import torch"), **report.timings}
         if report_page is not None:
             write_page(report_page, page_of(report, drawn=drawn))

@@ -138,7 +138,7 @@ def optimize(
 
             place = place_of(output, checkpoint, parts=caching.decode)
             held.enter_context(place)
-            parts = work.compiled_parts(source, options, decoder, stages=stages, place=place)
+            parts = work.compiled_parts(source, options, decoder, place=place)
             stages("save")
             start = time.perf_counter()
             place.write(parts.files, parts.texts, parts.settings)

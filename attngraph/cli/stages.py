@@ -18,6 +18,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from attngraph.stages import telling
+
 _PATIENCE = 1.0
 """Seconds before anything is shown."""
 
@@ -70,6 +72,7 @@ def working(debug: bool) -> Iterator[Stages]:
             stack.enter_context(redirect_stdout(above))
             stack.enter_context(redirect_stderr(above))
             stack.enter_context(_shown(stages, console))
+        stack.enter_context(telling(stages))
         yield stages
 
 

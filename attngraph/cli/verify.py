@@ -68,7 +68,7 @@ def verify(
             from attngraph.cli.render import print_verification
             from attngraph.cli.work import verified
 
-            found = verified(source, path, options, stages=stages)
+            found = verified(source, path, options)
         if as_json:
             told = [each.to_dict() for each in found]
             print(json.dumps(told[0] if len(told) == 1 else told, indent=2, allow_nan=False))

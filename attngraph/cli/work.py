@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from attngraph.checkpoints.tasks import Kind
 from attngraph.checks.branches import followed
 from attngraph.cli.report_page import Drawn, Shown
-from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.multimodal import ENCODERS
@@ -36,6 +35,7 @@ from attngraph.paths import require_file
 from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loops
 from attngraph.reports.pictures import pictures, weights_of
 from attngraph.reports.report import Report
+from attngraph.stages import begins
 from attngraph.verification.verify import Verification, verify_file
 from attngraph.verification.verify_parts import verify_multimodal, verify_seq2seq
 
@@ -45,7 +45,6 @@ def compiled_parts(
     options: Options,
     decoding: DecoderOptions | None,
     *,
-    stages: Stages,
     place: Place,
 ) -> Parts:
     """The model compiled and checked, but not saved: the files that it becomes.
@@ -55,26 +54,24 @@ def compiled_parts(
     with importable_cwd():  # a user's module may import others as late as in forward
         if source.is_folder:
             assert decoding is not None
-            return checkpoint_of(source, options, decoding, place=place, progress=stages).parts
+            return checkpoint_of(source, options, decoding, place=place).parts
         if decoding is not None:
-            return _with_cache(source, options, decoding, stages=stages, place=place)
-        model, seconds = _timed_model(source, stages)
-        result = compile_model(model, options, staged=place.staged(MODEL), progress=stages)
+            return _with_cache(source, options, decoding, place=place)
+        model, seconds = _timed_model(source)
+        result = compile_model(model, options, staged=place.staged(MODEL))
     result.report.timings = {"load": seconds, **result.report.timings}
     return Parts(result, {MODEL: result})
 
 
 def _with_cache(
-    source: Source, options: Options, decoding: DecoderOptions, *, stages: Stages, place: Place
+    source: Source, options: Options, decoding: DecoderOptions, *, place: Place
 ) -> Parts:
     """The model as a decoder, or as the parts of one that has several; checked but not saved."""
     given = parsed(source)
-    stages("load")
+    begins("load")
     start = time.perf_counter()
     loaded = load_source(source)
-    request = Request(
-        loaded, lambda: model_of(loaded, source, given), options, decoding, place, stages
-    )
+    request = Request(loaded, lambda: model_of(loaded, source, given), options, decoding, place)
     kind = next((name for name, is_one in _OF_TRANSFORMERS.items() if is_one(loaded.module)), None)
     seconds = time.perf_counter() - start
     if kind is not None:
@@ -105,13 +102,11 @@ _OF_TRANSFORMERS: dict[Kind, Callable[[torch.nn.Module | None], bool]] = {
 }
 
 
-def analysed(
-    source: Source, options: Options, *, draws: bool = False, stages: Stages
-) -> tuple[Drawn, Report]:
+def analysed(source: Source, options: Options, *, draws: bool = False) -> tuple[Drawn, Report]:
     """The attention sites of the model, with their pictures where it `draws`."""
     with importable_cwd():
-        model, seconds = _timed_model(source, stages)
-        graph, report = analyse(model, options, progress=stages)
+        model, seconds = _timed_model(source)
+        graph, report = analyse(model, options)
         origin = followed(model).graph if draws else None
     report.timings = {"load": seconds, **report.timings}
     return Drawn(pictures(report.sites, graph, origin, None) if draws else {}), report
@@ -131,7 +126,7 @@ def shown(parts: Parts, places: Mapping[str, tuple[Path, int]]) -> list[Shown]:
     return found
 
 
-def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> list[Verification]:
+def verified(source: Source, path: Path, options: Options) -> list[Verification]:
     """The file at `path`, or each file of an encoder-decoder's folder, compared with the model."""
     given, is_folder = parsed(source), path.is_dir()
     has_parts = any((path / name).exists() for name in (ENCODER, *ENCODERS))
@@ -139,7 +134,7 @@ def verified(source: Source, path: Path, options: Options, *, stages: Stages) ->
     if not path.is_dir():
         require_file(path)
         with Session.open(path, options.device, **options.session) as opened, importable_cwd():
-            stages("load")
+            begins("load")
             loaded = load_source(source)
             if METADATA_KEY in opened.metadata and is_causal_lm(loaded.module):
                 model = Model(loaded.module, None, (), {}, None, loaded.source)
@@ -147,18 +142,18 @@ def verified(source: Source, path: Path, options: Options, *, stages: Stages) ->
                 raise UsageError(f"{path} is a part of {loaded.source}: give its folder.")
             else:
                 model = model_of(loaded, source, given)
-            return [verify_file(model, path, opened, options, progress=stages)]
+            return [verify_file(model, path, opened, options)]
     with importable_cwd():
-        stages("load")
+        begins("load")
         loaded = load_source(source, samples=False)
         if loaded.module is not None and is_multimodal(loaded.module):
-            return verify_multimodal(loaded.module, loaded.source, path, options, progress=stages)
+            return verify_multimodal(loaded.module, loaded.source, path, options)
         if loaded.module is None or not is_seq2seq(loaded.module):
             raise UsageError(
                 f"{path} holds an encoder and a decoder, and {loaded.source} is no model of "
                 "transformers that has both: name one of its files."
             )
-        return verify_seq2seq(loaded.module, loaded.source, path, options, progress=stages)
+        return verify_seq2seq(loaded.module, loaded.source, path, options)
 
 
 def attended(
@@ -167,20 +162,19 @@ def attended(
     *,
     layers: tuple[int, ...] | None,
     heads: tuple[int, ...] | None,
-    stages: Stages,
 ) -> tuple[str, list[AttentionWeights], list[str]]:
     """(the model's name, its attentions' weights, notes on what is left out)."""
     with importable_cwd():
-        model, _ = _timed_model(source, stages)
-        result = compile_model(model, options, progress=stages)
-        stages("attention")
+        model, _ = _timed_model(source)
+        result = compile_model(model, options)
+        begins("attention")
         tensors = pytree.tree_leaves((model.args, dict(model.kwargs)))
         given = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]
         views = result.attention(*given, layers=layers, heads=heads)
         return model.source, views, hidden_in_loops(result.graph)
 
 
-def _timed_model(source: Source, stages: Stages) -> tuple[Model, float]:
-    stages("load")
+def _timed_model(source: Source) -> tuple[Model, float]:
+    begins("load")
     start = time.perf_counter()
     return read_model(source), time.perf_counter() - start

@@ -29,9 +29,7 @@ from attngraph.ir.conditions import shown
 from attngraph.ir.dims import symbols_of
 from attngraph.options import Options
 from attngraph.reports.report import Report
-
-Progress = Callable[[str], None]
-"""Called with the name of each stage as it begins."""
+from attngraph.stages import begins
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,9 @@ Prepare = Callable[[Captured], Prepared]
 
 
 @contextlib.contextmanager
-def stage(name: str, report: Report, progress: Progress | None) -> Iterator[None]:
+def stage(name: str, report: Report) -> Iterator[None]:
     """Tells that a stage begins, and adds its seconds to the report."""
-    if progress is not None:
-        progress(name)
+    begins(name)
     start = time.perf_counter()
     yield
     report.timings[name] = report.timings.get(name, 0.0) + time.perf_counter() - start
@@ -75,7 +72,6 @@ def begin(
     options: Options,
     prepare: Prepare | None,
     report: Report,
-    progress: Progress | None,
 ) -> Begun:
     """Captures the model; at other sizes than the sample's where that keeps a dim open and the
     check agrees. Raises CaptureError, and UsageError for a precision that it doesn't have.
@@ -83,7 +79,7 @@ def begin(
     # The cases of a decoder come after its capture, and are no sizes that a trace is tried at.
     elsewhere = options.verifies and prepare is None
     try:
-        found = _begun(model, options, prepare, report, progress, elsewhere=elsewhere)
+        found = _begun(model, options, prepare, report, elsewhere=elsewhere)
     except Specialised as error:
         if options.verifies:
             raise
@@ -92,7 +88,7 @@ def begin(
             "model agrees: leave out --verify off."
         ) from error
     if found is None:
-        found = _begun(model, options, prepare, report, progress, elsewhere=False)
+        found = _begun(model, options, prepare, report, elsewhere=False)
     assert found is not None
     return found
 
@@ -102,12 +98,11 @@ def _begun(
     options: Options,
     prepare: Prepare | None,
     report: Report,
-    progress: Progress | None,
     *,
     elsewhere: bool,
 ) -> Begun | None:
     """None where a trace from elsewhere is not the model at the sizes that it leaves out."""
-    with stage("capture", report, progress):
+    with stage("capture", report):
         captured = followed(model, verifies=options.verifies, elsewhere=elsewhere)
     if prepare is not None:  # no sizes are tried below those that torch takes for granted
         _without_starts(captured.graph, captured.suspects)
@@ -128,7 +123,7 @@ def _begun(
     if captured.branches and not options.verifies:
         captured = uncompared(captured)
     elif captured.branches:
-        with stage("capture", report, progress):
+        with stage("capture", report):
             captured, check = settled(model, check, checked, elsewhere=elsewhere)
     notes = [*model.notes, *captured.notes, *told]
     if prepared.cases is None:  # those of a decoder have sizes of 1

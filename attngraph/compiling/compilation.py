@@ -17,7 +17,7 @@ from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_pa
 from attngraph.checks.rounded import taken_apart
 from attngraph.checks.stored import held_as_stored
 from attngraph.checks.traced import trace_differs
-from attngraph.compiling.beginning import Prepare, Progress, begin, stage
+from attngraph.compiling.beginning import Prepare, begin, stage
 from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.precision_search import in_half
 from attngraph.compiling.provenance import Provenance
@@ -76,7 +76,6 @@ class Compilation:
     passes: Sequence[Pass]
     buffers: Buffers | None
     is_large: bool
-    progress: Progress | None
     staged: Staged | None
     assumed: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
@@ -88,14 +87,13 @@ class Compilation:
         model: Model,
         options: Options,
         prepare: Prepare | None,
-        progress: Progress | None,
         staged: Staged | None,
     ) -> Compilation:
         """Captures the model. Raises UsageError if it has no such precision or weights."""
         device = options.device
         report = Report(model.source, str(device), options.precision or "fp32", device.operators)
         passes = pipeline(**options.of_pipeline())
-        begun = begin(model, options, prepare, report, progress)
+        begun = begin(model, options, prepare, report)
         captured = begun.captured
         report.precision = options.precision or begun.own
         report.notes += begun.notes
@@ -111,7 +109,6 @@ class Compilation:
             passes,
             begun.buffers,
             are_large(_weights(captured.graph)),
-            progress,
             staged,
         )
 
@@ -123,7 +120,7 @@ class Compilation:
         """Runs the passes. Raises UsageError where what was asked for isn't in the model."""
         options, report, source = self.options, self.report, self.model.source
         each = self.check if options.verify == "each" else None
-        run_passes(self.graph, self.passes, report, self.progress, each)
+        run_passes(self.graph, self.passes, report, each)
         if self.buffers is not None:
             require_in_place(self.graph, self.buffers, source)
             part_joined(self.graph, self.buffers)
@@ -163,7 +160,7 @@ class Compilation:
             raise self._out_of_budget(optimized, report.parity)
         if report.parity is not None:
             report.notes += report.parity.rounded_in_eager
-            with stage("parity", report, self.progress):
+            with stage("parity", report):
                 report.coverage = self.check.covered(optimized.graph)
             report.notes += report.coverage.notes
         return optimized
@@ -185,7 +182,7 @@ class Compilation:
         report, source, weights = self.report, self.model.source, self.options.weights
         assert weights is not None
         optimized.close()
-        with stage("quantise", report, self.progress), out_of_memory(self.graph):
+        with stage("quantise", report), out_of_memory(self.graph):
             quantizing = Quantizing(self.graph, self.options, source, self.check, self.is_large)
             report.quantised = quantizing.run(weights)
             self.rounding = quantizing.rounding
@@ -201,7 +198,7 @@ class Compilation:
             report.notes.append(cost_on_cpu(weights, portable=self.options.portable))
         if not self.options.verifies:
             return optimized
-        with stage("parity", report, self.progress):
+        with stage("parity", report):
             self._reach(optimized)
             report.parity, report.quantised.errors = held_as_stored(
                 self.check, optimized.graph, optimized.evaluate, partial(taken_apart, optimized)
@@ -223,7 +220,7 @@ class Compilation:
         """A graph in ONNX, each attention in its best form by the table or by measurement."""
         options, report, device = self.options, self.report, self.options.device
         static = self.buffers is not None
-        with stage("lower", report, self.progress):
+        with stage("lower", report):
             if options.tune:
                 threads = options.session.get("threads")
                 kernels = tuned(graph, device, report.notes.append, threads=threads, static=static)
@@ -289,7 +286,7 @@ class Compilation:
             if self.is_large:  # the session has a copy of them
                 optimized.close()
 
-        with stage("parity", self.report, self.progress):
+        with stage("parity", self.report):
             self._reach(optimized)
             apart = partial(taken_apart, optimized)
             chosen = Chosen(choices_of(optimized.model), apart, given)
@@ -320,7 +317,6 @@ def run_passes(
     graph: Graph,
     passes: Sequence[Pass],
     report: Report,
-    progress: Progress | None,
     check: Check | None = None,
 ) -> None:
     """Runs the passes on a graph and reports of them; `check` compares after each with eager."""
@@ -330,7 +326,7 @@ def run_passes(
             verify(graph)
             check.after_pass(graph, result)
 
-    with stage("passes", report, progress), out_of_memory(graph):
+    with stage("passes", report), out_of_memory(graph):
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
     report.notes += [

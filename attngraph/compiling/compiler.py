@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 
 from attngraph.checks.branches import followed
-from attngraph.compiling.beginning import Prepare, Progress, stage
+from attngraph.compiling.beginning import Prepare, stage
 from attngraph.compiling.compilation import Compilation, run_passes
 from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import ParityError
@@ -21,6 +21,7 @@ from attngraph.keywords import EncoderKeywords, spelled_out
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, Options
 from attngraph.reports.report import Reassociation, Report, assumptions_of, sites_of
+from attngraph.stages import Progress, telling
 
 
 @spelled_out(EncoderKeywords)
@@ -63,7 +64,8 @@ def optimize(
     """
     name = type(module).__name__
     model = Model(module, None, args, dict(kwargs or {}), dynamic_shapes, name)
-    return compile_model(model, Options(**options), progress=progress)
+    with telling(progress):
+        return compile_model(model, Options(**options))
 
 
 def compile_model(
@@ -72,7 +74,6 @@ def compile_model(
     *,
     prepare: Prepare | None = None,
     staged: Staged | None = None,
-    progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model.
 
@@ -81,7 +82,7 @@ def compile_model(
     its buffers. Large weights are `staged` where the result will be saved.
     """
     check_version()
-    compilation = Compilation.of(model, options, prepare, progress, staged)
+    compilation = Compilation.of(model, options, prepare, staged)
     compilation.rewrite()
     try:
         return _finished(compilation)
@@ -89,7 +90,7 @@ def compile_model(
         reassociated = compilation.report.reassociated
         if not reassociated or prepare is not None:
             raise
-        compilation = Compilation.of(model, replace(options, exact=True), None, progress, staged)
+        compilation = Compilation.of(model, replace(options, exact=True), None, staged)
         compilation.rewrite()
         try:
             optimized = _finished(compilation)
@@ -126,15 +127,13 @@ def _exact_note(reassociated: Sequence[Reassociation]) -> str:
     )
 
 
-def analyse(
-    model: Model, options: Options = DEFAULTS, *, progress: Progress | None = None
-) -> tuple[Graph, Report]:
+def analyse(model: Model, options: Options = DEFAULTS) -> tuple[Graph, Report]:
     """Capture and passes only: the optimised graph and a report of its attention sites."""
     check_version()
     report = Report(model.source, str(options.device), "fp32")
-    with stage("capture", report, progress):
+    with stage("capture", report):
         graph = followed(model).graph
-    run_passes(graph, pipeline(**options.of_pipeline()), report, progress)
+    run_passes(graph, pipeline(**options.of_pipeline()), report)
     report.notes += assumptions_of(report.passes, options.assume)
     report.sites = sites_of(report.passes, choose_all(graph, options.device))
     return graph, report

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import sympy
 import torch
 
-from attngraph.compiling.beginning import Prepared, Progress, stage
+from attngraph.compiling.beginning import Prepared, stage
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.checking import (
     PROMPT,
@@ -43,6 +43,7 @@ from attngraph.frontend.model import Model
 from attngraph.ir import Graph
 from attngraph.keywords import DecoderKeywords, read, spelled_out
 from attngraph.options import DECODER_DEFAULTS, DEFAULTS, DecoderOptions, Options
+from attngraph.stages import Progress, telling
 
 
 @spelled_out(DecoderKeywords)
@@ -77,7 +78,8 @@ def optimize_decoder(
     else:
         samples = () if args is None else args
         model = Model(module, None, samples, dict(kwargs or {}), dynamic_shapes, name)
-    return compile_decoder(model, decoding, chosen, progress=progress)
+    with telling(progress):
+        return compile_decoder(model, decoding, chosen)
 
 
 def of_causal_lm(
@@ -134,7 +136,6 @@ def compile_decoder(
     memory: Collection[str] = (),
     encoded: Callable[[Decoder], Iterable[Encoded | None]] | None = None,
     staged: Staged | None = None,
-    progress: Progress | None = None,
 ) -> Decoder:
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache.
 
@@ -149,7 +150,6 @@ def compile_decoder(
         memory=memory,
         encoded=encoded,
         staged=staged,
-        progress=progress,
     )
     module = model.module
     if not isinstance(module, Stateful) or module.by_token:
@@ -170,7 +170,6 @@ def _compile_decoder(
     memory: Collection[str],
     encoded: Callable[[Decoder], Iterable[Encoded | None]] | None,
     staged: Staged | None,
-    progress: Progress | None,
 ) -> Decoder:
     seen: list[tuple[Captured, Layout, Lengths, list[str]]] = []
 
@@ -202,7 +201,6 @@ def _compile_decoder(
         replace(options, decodes=True),
         prepare=prepare,
         staged=staged,
-        progress=progress,
     )
     ((captured, layout, lengths, notes),) = seen
     decoder, report = Decoder.of(optimized, layout), optimized.report
@@ -210,7 +208,7 @@ def _compile_decoder(
     if not options.verifies:
         return decoder
     report.notes += notes
-    with stage("decode", report, progress):
+    with stage("decode", report):
         stored = None if options.weights is None else optimized.graph
         parity = merge(
             {

@@ -9,7 +9,6 @@ from typing import Any, Unpack
 
 import torch
 
-from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile import compile_decoder
@@ -29,6 +28,7 @@ from attngraph.frontend.interface.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.keywords import CacheKeywords, read, spelled_out
 from attngraph.options import DEFAULTS, DecoderOptions, Options
+from attngraph.stages import Progress, telling
 
 _STEPS = 3
 
@@ -57,7 +57,8 @@ def optimize_multimodal(
         refuse_mixed(type(module), name)
     parts = of_images(module, images, image_shapes, name)
     chosen, decoding = read(options)
-    return compile_multimodal(parts, rules_of(module), decoding, chosen, progress=progress)
+    with telling(progress):
+        return compile_multimodal(parts, rules_of(module), decoding, chosen)
 
 
 def compile_multimodal(
@@ -67,7 +68,6 @@ def compile_multimodal(
     options: Options = DEFAULTS,
     *,
     staged: Callable[[str], Staged | None] = lambda name: None,
-    progress: Progress | None = None,
 ) -> Multimodal:
     """As `optimize_multimodal`, for a model in parts; large weights are `staged`, by the file.
 
@@ -76,9 +76,7 @@ def compile_multimodal(
     joinings, rest = [side.joining for side in parts.sides], without_codes(options)
     encoders = {each.modality.encoder for each in joinings}
     made = {
-        file: compile_model(
-            part, options if file in encoders else rest, staged=staged(file), progress=progress
-        )
+        file: compile_model(part, options if file in encoders else rest, staged=staged(file))
         for file, part in beside_decoder(parts).items()
     }
 
@@ -91,7 +89,6 @@ def compile_multimodal(
         options,
         encoded=encoded,
         staged=staged(DECODER),
-        progress=progress,
     )
     decoder.report.notes += [*parts.notes, *rules.notes]
     return Multimodal(made, decoder, joinings, rules)

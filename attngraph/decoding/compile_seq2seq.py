@@ -9,7 +9,6 @@ from typing import Any, Unpack
 import torch
 from torch.export import Dim
 
-from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile import compile_decoder
@@ -26,6 +25,7 @@ from attngraph.ir.ranges import Ranges
 from attngraph.keywords import CacheKeywords, read, spelled_out
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, DecoderOptions, Options
+from attngraph.stages import Progress, telling
 
 _ROWS = 4
 _LENGTHS = (9, 1, 160)
@@ -67,7 +67,8 @@ def optimize_seq2seq(
     if not first_step:
         parts = replace(parts, keys=None)
     chosen, decoding = read(options)
-    return compile_seq2seq(parts, rules_of(module), decoding, chosen, progress=progress)
+    with telling(progress):
+        return compile_seq2seq(parts, rules_of(module), decoding, chosen)
 
 
 def compile_seq2seq(
@@ -77,13 +78,12 @@ def compile_seq2seq(
     options: Options = DEFAULTS,
     *,
     staged: Callable[[str], Staged | None] = lambda name: None,
-    progress: Progress | None = None,
 ) -> Seq2Seq:
     """As `optimize_seq2seq`, for a model in parts; large weights are `staged`, by the file's name.
 
     Raises ParityError where a part is out of its error budget, or the steps of the whole are.
     """
-    encoder = compile_model(parts.encoder, options, staged=staged(ENCODER), progress=progress)
+    encoder = compile_model(parts.encoder, options, staged=staged(ENCODER))
     wiring = _wiring(parts, encoder)
 
     def encoded(decoder: Decoder) -> Iterator[Encoded]:
@@ -97,11 +97,10 @@ def compile_seq2seq(
         memory=parts.memory,
         encoded=encoded,
         staged=staged(DECODER),
-        progress=progress,
     )
     model = Seq2Seq(encoder, decoder, wiring, rules)
     if parts.keys is not None and not decoder.is_static:
-        keys = compile_model(parts.keys, options, progress=progress)
+        keys = compile_model(parts.keys, options)
         sources = sources_of(parts, encoder.ranges, wiring)
         model.merged = merge_first_step(model, keys, sources, options, staged(MERGED))
     decoder.report.notes += rules.notes

@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.checkpoints.tasks import Task
-from attngraph.compiling.beginning import Progress
 from attngraph.deployment.compilers import Parts, Request, compiled
 from attngraph.deployment.folder import Place, place_of
 from attngraph.errors import UsageError
@@ -17,6 +16,7 @@ from attngraph.frontend.read_source import load_source, model_of, parsed
 from attngraph.keywords import CheckpointKeywords, read, spelled_out
 from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report
+from attngraph.stages import Progress, begins, telling
 
 
 class OptimizedCheckpoint:
@@ -83,7 +83,8 @@ def optimize_checkpoint(
         raise UsageError(f"{path} is a file; optimize_checkpoint takes the folder of a checkpoint.")
     if decoding.runtime is not None:
         require_tokenizer(path, decoding.runtime)
-    return checkpoint_of(source, chosen, decoding, progress=progress)
+    with telling(progress):
+        return checkpoint_of(source, chosen, decoding)
 
 
 def checkpoint_of(
@@ -92,22 +93,18 @@ def checkpoint_of(
     decoding: DecoderOptions,
     *,
     place: Place | None = None,
-    progress: Progress | None = None,
 ) -> OptimizedCheckpoint:
     """As `optimize_checkpoint`, for what the command line says."""
     given = parsed(source)
     start = time.perf_counter()
-    if progress is not None:
-        progress("load")
+    begins("load")
     loaded = load_source(source)
     if given.ranges and loaded.task is not None and loaded.task.kind != "model":
         raise UsageError(
             f"{loaded.source} generates text, and the dims of its files are those of its cache: "
             "leave out --dim."
         )
-    request = Request(
-        loaded, lambda: model_of(loaded, source, given), options, decoding, place, progress
-    )
+    request = Request(loaded, lambda: model_of(loaded, source, given), options, decoding, place)
     seconds = time.perf_counter() - start
     assert source.path is not None
     found = OptimizedCheckpoint(source.path, loaded.task, compiled(request))

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from attngraph.checkpoints.tasks import Kind
-from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.compile_multimodal import compile_multimodal
@@ -56,7 +55,6 @@ class Request:
     options: Options
     decoding: DecoderOptions
     place: Place | None = None
-    progress: Progress | None = None
 
     def staged(self, name: str) -> Staged | None:
         """Where large weights of this file are put before it is saved."""
@@ -105,7 +103,6 @@ def _whole(request: Request) -> Parts:
             request.model(),
             request.options,
             staged=request.staged(MODEL),
-            progress=request.progress,
         )
     except SampleError as error:
         made = {n: e for n, e in (request.loaded.kwargs or {}).items() if isinstance(e, Tensor)}
@@ -133,7 +130,6 @@ def as_decoder(request: Request, model: Model) -> Parts:
         request.decoding,
         request.options,
         staged=request.staged(MODEL),
-        progress=request.progress,
     )
     rules = rules_of(request.loaded.module)
     if rules != NO_RULES:
@@ -220,7 +216,6 @@ def _of_parts(compiler: Callable[..., Any], parts: Any, request: Request) -> Par
         request.decoding,
         request.options,
         staged=request.staged,
-        progress=request.progress,
     )
     files = found.files
     next(iter(files.values())).report.notes += request.loaded.notes

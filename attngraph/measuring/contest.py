@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +24,9 @@ from attngraph.measuring.load import Load, Watch
 from attngraph.measuring.turns import Server, died, left, take_turns
 from attngraph.measuring.worker import REFERENCE
 from attngraph.scratch import scratch_folder
+from attngraph.stages import begins
 
 Status = Literal["timed", "skipped", "failed", "out of parity"]
-Progress = Callable[[str], None]
 
 PATIENCE = 900.0
 """Seconds that an engine may take to prepare its file, and for each answer."""
@@ -115,7 +116,6 @@ def hold(
     prepared: bool = False,
     patience: float = PATIENCE,
     until: float = math.inf,
-    progress: Progress | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> Contest:
     """Measures a job. `seconds` is the length of a block, of at least one call. `ready` is called
@@ -136,8 +136,7 @@ def hold(
         folder.mkdir(parents=True, exist_ok=True)
         job.write(folder)
         (folder / _LOG).write_text("")
-        told = progress or (lambda _: None)
-        told("eager and float64 outputs")
+        begins("eager and float64 outputs")
         known = _reference(folder, left(patience, until))
         rows = {engine.name: Row(engine.name, engine.title) for engine in chosen}
         kept = {name for name in BY_NAME if prepared or not name.startswith(OURS)}
@@ -145,11 +144,11 @@ def hold(
         def prepare(engine: Engine) -> dict[str, Any]:
             return _prepared(engine, folder, left(patience, until), keep=engine.name in kept)
 
-        _prepare_all(chosen, rows, job, prepare, at_once, told)
+        _prepare_all(chosen, rows, job, prepare, at_once)
         load = Load(None)
         if time_them:
             limits = (patience, until)
-            load = _time_all(rows, folder, rounds, seconds, limits, told, ready)
+            load = _time_all(rows, folder, rounds, seconds, limits, ready)
     asked = [row for row in rows.values() if not engines or row.engine in engines]
     return Contest(asked, known["inputs"], known["threads"], load)
 
@@ -171,7 +170,6 @@ def _prepare_all(
     job: Job,
     prepared: Callable[[Engine], dict[str, Any]],
     at_once: int,
-    told: Progress,
 ) -> None:
     def lacks_base(engine: Engine) -> bool:
         row = rows[engine.name]
@@ -183,7 +181,7 @@ def _prepare_all(
 
     def prepare(engine: Engine) -> None:
         if not lacks_base(engine):
-            told(f"prepare {engine.title}")
+            begins(f"prepare {engine.title}")
             rows[engine.name].told(prepared(engine))
 
     waves = [
@@ -192,7 +190,9 @@ def _prepare_all(
     ]
     with ThreadPoolExecutor(at_once) as pool:
         for wave in waves:
-            list(pool.map(prepare, wave))
+            jobs = [pool.submit(copy_context().run, prepare, engine) for engine in wave]
+            for each in jobs:
+                each.result()
     for engine in engines:
         if not engine.export:  # it runs another's file as it is
             lacks_base(engine)
@@ -219,7 +219,6 @@ def _time_all(
     rounds: int,
     seconds: float,
     patience: tuple[float, float],
-    told: Progress,
     ready: Callable[[], None],
 ) -> Load:
     with ExitStack() as stack:
@@ -230,7 +229,7 @@ def _time_all(
                 command = _command("serve", folder, name, str(seconds))
                 servers[name] = stack.enter_context(Server(command, errors, *patience))
         for name in list(servers):
-            told(f"parity of {rows[name].title}")
+            begins(f"parity of {rows[name].title}")
             try:
                 said = servers[name].answer()
             except EOFError as error:
@@ -238,7 +237,7 @@ def _time_all(
             rows[name].told(said)
             if rows[name].status != "timed":
                 del servers[name]
-        told("time")
+        begins("time")
         lost: dict[str, str] = {}
         ready()
         watch = Watch(server.process_id for server in servers.values())

@@ -16,7 +16,6 @@ from attngraph.checks.check import Check
 from attngraph.checks.chosen import Chosen, choices_of
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
 from attngraph.checks.stored import held_as_stored
-from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compilation import out_of_memory
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.checking import Encoded, decoding_cases, generated_parity
@@ -40,6 +39,7 @@ from attngraph.options import DEFAULTS, Options
 from attngraph.passes import run
 from attngraph.reports.coverage import Coverage
 from attngraph.reports.report import Report
+from attngraph.stages import begins
 from attngraph.verification.as_compiled import captured_as_compiled
 from attngraph.verification.compared_file import ComparedFile
 from attngraph.verification.stored_ranges import require_checked
@@ -98,7 +98,6 @@ def verify_file(
     options: Options = DEFAULTS,
     *,
     encoded: Callable[[Decoder], Iterable[Encoded]] | None = None,
-    progress: Progress | None = None,
 ) -> Verification:
     """Compares the outputs of `session`, which is `path`'s, with the model's, as `optimize` does.
 
@@ -112,12 +111,11 @@ def verify_file(
 
     Raises UsageError where inputs or outputs don't fit the model's.
     """
-    tell = progress or (lambda stage: None)
-    tell("capture")
+    begins("capture")
     model, captured, layout = captured_as_compiled(model, path, session)
     buffers = None if layout is None else buffers_of(captured.graph, layout)
     file = ComparedFile(session, path, captured, model.source, buffers)
-    tell("parity")
+    begins("parity")
     own, made = own_precision(captured.graph), Provenance.read(session.metadata, path)
     if made.passes is not None and options.device.provider == "cpu":
         require_checked(path, session.metadata)
@@ -178,7 +176,7 @@ def verify_file(
         coverage=coverage,
     )
     if not found.passed:
-        tell("bisect")
+        begins("bisect")
         found.culprit = _other_weights(weights)
     if not parity.passed:
         if by_itself:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from attngraph.compiling.beginning import Progress
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile_multimodal import beside_decoder, seen_images
@@ -36,8 +35,6 @@ def verify_seq2seq(
     name: str,
     folder: Path,
     options: Options = DEFAULTS,
-    *,
-    progress: Progress | None = None,
 ) -> list[Verification]:
     """Compares each file of a folder that `optimize` wrote with its part of the model.
 
@@ -50,7 +47,7 @@ def verify_seq2seq(
     for each in (path, decoder_path):
         require_file(each)
     merged = folder / MERGED
-    check = partial(verify_file, options=options, progress=progress)
+    check = partial(verify_file, options=options)
     with contextlib.ExitStack() as held:
         encoder = _opened(path, options, held)
         found = [check(parts.encoder, path, encoder)]
@@ -88,8 +85,6 @@ def verify_multimodal(
     name: str,
     folder: Path,
     options: Options = DEFAULTS,
-    *,
-    progress: Progress | None = None,
 ) -> list[Verification]:
     """Compares each file of a folder that `optimize` wrote with its part of the model.
 
@@ -102,7 +97,7 @@ def verify_multimodal(
     decoder_path = folder / Multimodal.decoder_file
     for path in (*(folder / file for file in made), decoder_path):
         require_file(path)
-    check = partial(verify_file, options=options, progress=progress)
+    check = partial(verify_file, options=options)
     with contextlib.ExitStack() as held:
         sessions = {file: _opened(folder / file, options, held) for file in made}
         joinings = [side.joining for side in parts.sides]

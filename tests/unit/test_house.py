@@ -21,7 +21,17 @@ from attngraph.passes import make, registered
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "attngraph"
-LEAVES = ("errors", "inference", "mapped", "metadata", "numeric", "paths", "scratch", "versions")
+LEAVES = (
+    "errors",
+    "inference",
+    "mapped",
+    "metadata",
+    "numeric",
+    "paths",
+    "scratch",
+    "stages",
+    "versions",
+)
 LAYERS = (
     *LEAVES,
     *("ir", "dialect", "analysis"),

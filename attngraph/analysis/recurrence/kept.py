@@ -17,12 +17,12 @@ from attngraph.analysis.recurrence.steps import known_data
 from attngraph.analysis.recurrence.uniform import is_affine
 from attngraph.analysis.rows.batching import rule_of
 from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.values.running import is_near
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import JOIN, LAYOUT, LINEAR
 
-_NEAR = 1e-8  # of float64, relative to the largest element
 _KERNELS = (torch.float32, torch.float16)
 _LARGE = 1 << 22  # elements of a state that is run
 
@@ -152,7 +152,7 @@ class _State:
         u, v = (after - before for before, after in zip(zero, turned, strict=True))
         both = torch.stack([u, v]), torch.stack([-y, x])
         first = self.node if pair == [each for each in self.nexts if each in pair] else node
-        return first if _is_near(*both) else None
+        return first if is_near(*both) else None
 
     def _of_terms(self, behind: list[Node]) -> tuple[str, Node]:
         runs = Runs(self.body, self.state, [self.after], [], self._data)
@@ -189,9 +189,9 @@ class _State:
         """By what becomes of states (N, B·H, X, Y), less what is added (B·H, X, Y)."""
         keys_first = self._reads_first_axis()
         decay = moved[0] / states[0]
-        if _is_near(decay * states[1], moved[1]):
-            of_rows = _is_near(decay[..., :1].expand_as(decay), decay)
-            of_columns = _is_near(decay[..., :1, :].expand_as(decay), decay)
+        if is_near(decay * states[1], moved[1]):
+            of_rows = is_near(decay[..., :1].expand_as(decay), decay)
+            of_columns = is_near(decay[..., :1, :].expand_as(decay), decay)
             if not of_rows and not of_columns:
                 return _OWN_DECAYS, behind[0]
             if (of_columns if keys_first else of_rows) and not (of_rows and of_columns):
@@ -220,7 +220,7 @@ class _State:
                 continue
             shared = (decay[..., :1], decay[..., :1, :], decay[..., :1, :1])
             own = [each for each in shared if each.numel() == x.numel()]
-            if any(_is_near(x.reshape(each.shape), each) for each in own):
+            if any(is_near(x.reshape(each.shape), each) for each in own):
                 return self._least(value) < 0
         return False
 
@@ -249,9 +249,9 @@ class _State:
         turned = [(each if first else each.mT) for each in (states, torch.stack(moved), added)]
         s, m = (torch.cat(list(each), -1) for each in turned[:2])
         slope = torch.linalg.lstsq(s.mT, m.mT).solution.mT
-        if not _is_near(slope @ s, m):
+        if not is_near(slope @ s, m):
             return _MIXED
-        if slope.shape[0] > 1 and _is_near(slope[:1].expand_as(slope), slope):
+        if slope.shape[0] > 1 and is_near(slope[:1].expand_as(slope), slope):
             return _MIXED
         direction = torch.linalg.svd(turned[2]).U[..., :1]  # the key, where that is what is written
         rest = slope - slope.diagonal(dim1=-2, dim2=-1).diag_embed()
@@ -260,13 +260,13 @@ class _State:
         # (1 − β k kᵀ) diag(a) has the decays as factors of its columns; a − β k kᵀ, which corrects
         # the state before it decays, has none; another key has factors of its own.
         factors = (rest * onto).sum(-2, keepdim=True) / onto.square().sum(-2, keepdim=True)
-        if not _is_near(factors * onto, rest):
+        if not is_near(factors * onto, rest):
             return _OTHER_KEY
         decay = (slope - factors * (direction @ direction.mT)).diagonal(dim1=-2, dim2=-1)
         rates = factors.squeeze(-2)
-        if _is_near(rates[..., :1].expand_as(rates), rates):
-            return None if _is_near(torch.ones_like(decay), decay) else _EARLY
-        is_own = _is_near(rates[..., :1] * decay, rates * decay[..., :1])
+        if is_near(rates[..., :1].expand_as(rates), rates):
+            return None if is_near(torch.ones_like(decay), decay) else _EARLY
+        is_own = is_near(rates[..., :1] * decay, rates * decay[..., :1])
         return None if is_own else _OTHER_KEY
 
     def _reads_first_axis(self) -> bool:
@@ -308,10 +308,4 @@ def _elements(value: Value) -> int:
 def _has_several(added: torch.Tensor) -> bool:
     """Whether matrices (B·H, X, Y) are no product of a key and a value, but a sum of these."""
     values = torch.linalg.svdvals(added)
-    return values.shape[-1] > 1 and bool((values[:, 1] > _NEAR * values[:, 0]).any())
-
-
-def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if not bool(a.isfinite().all()):
-        return False
-    return bool((a - b).abs().max() <= _NEAR * b.abs().max().clamp(min=1e-300))
+    return values.shape[-1] > 1 and bool((values[:, 1] > 1e-8 * values[:, 0]).any())

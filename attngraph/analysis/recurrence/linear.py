@@ -40,6 +40,7 @@ from attngraph.analysis.recurrence.terms import (
     as_state,
 )
 from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.values.running import is_near
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import bounds
 from attngraph.ir.slices import backward_slice
@@ -293,7 +294,7 @@ class _Reading:
         o, made = found.output.of(trace), found.run(trace)
         if o is None or made is None or made[0].shape != o.shape:
             return False
-        return _near(made[0], o)
+        return is_near(made[0], o)
 
 
 def presents(
@@ -314,16 +315,10 @@ def presents(
                     return None
                 shape = made[1].shape
                 state = as_state(trace[value], turned, shape[0], shape[1])
-                agree = agree and state is not None and _near(state, made[1])
+                agree = agree and state is not None and is_near(state, made[1])
             if agree:
                 return State(value, turned)
     return None
-
-
-def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or not a.numel() or not bool(torch.isfinite(a).all()):
-        return False
-    return bool((a - b).abs().max() <= _EXACT * b.abs().max().clamp(min=1e-300))
 
 
 def _vectors(value: Value, tokens: Tokens) -> Iterator[Operand]:

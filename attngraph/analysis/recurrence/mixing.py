@@ -20,11 +20,12 @@ from attngraph.analysis.layout.moves import (
     Regrouped,
     move_of,
 )
-from attngraph.analysis.values.widening import wide_node, widened
+from attngraph.analysis.values.running import run_nodes
+from attngraph.analysis.values.widening import widened
 from attngraph.errors import IRError
 from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import DIVIDING, product, same, substitute, symbols_of
-from attngraph.ir.ops import attribute, evaluate
+from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDMM,
@@ -52,7 +53,6 @@ from attngraph.ir.traits import (
 )
 
 _OWN = LINEAR | ADDMM | ANY_CONVOLUTION | CAUSAL_CONVOLUTION | EMBEDDING | ATTENTION
-_NORMALISED = SOFTMAX | ATTENTION
 _LOOP = "attn.scan"
 _NAMESPACES = ("aten", "attn")
 _LEAST = 2  # tokens: what is mixed shows from the second on
@@ -186,7 +186,7 @@ def mixed(graph: Graph, tokens: Tokens) -> list[Value]:
         inputs = [value for value in node.inputs if value is not None]
         if not inputs or is_own(node):
             continue
-        if node.op in _NORMALISED or any(value in weighed for value in inputs):
+        if _weighs(node, inputs[0], tokens) or any(value in weighed for value in inputs):
             weighed.update(node.outputs)
         elif any(value in met for value in inputs) or _mixes(node, inputs, tokens):
             before = [value for value in inputs if value in met]
@@ -195,6 +195,14 @@ def mixed(graph: Graph, tokens: Tokens) -> list[Value]:
             if not (follows and is_row(before[0])):
                 found += filter(is_row, node.outputs)
     return found
+
+
+def _weighs(node: Node, scores: Value, tokens: Tokens) -> bool:
+    """Whether a softmax goes over tokens, or over what may be some: one over features does not."""
+    if node.op not in SOFTMAX:
+        return node.op in ATTENTION
+    at = attribute(node, "dim") % len(scores.shape)
+    return tokens.axis(scores) in (None, at)
 
 
 def _mixes(node: Node, inputs: Sequence[Value], tokens: Tokens) -> bool:
@@ -324,22 +332,9 @@ class Runs:
 
 def _evaluate(nodes: Sequence[Node], memory: dict[Value, Any], sizes: Mapping[str, int]) -> None:
     """Adds what the nodes give that aren't known; those that fail leave no value."""
-    with torch.no_grad():
-        for node in nodes:
-            inputs = [None if v is None else memory.get(v, _MISSING) for v in node.inputs]
-            is_known = all(value in memory for value in node.outputs)
-            if is_known or node.op in RANDOM or any(x is _MISSING for x in inputs):
-                continue
-            inputs = [_wide_places(x) for x in inputs] if _makes_floats(node) else inputs
-            try:
-                results = evaluate(wide_node(node), list(map(widened, inputs)), sizes)
-            except _FAILURES:
-                continue
-            memory.update(zip(node.outputs, results, strict=False))
-
-
-_FAILURES = (IRError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
-_MISSING = object()
+    for node in nodes:
+        if node.op not in RANDOM and not all(value in memory for value in node.outputs):
+            run_nodes([node], memory, sizes)
 
 
 def _exists(value: Value, sizes: Mapping[str, int]) -> bool:
@@ -370,19 +365,6 @@ def _drawn(
     is_state = value.producer is None and not value.is_constant and not tokens.is_in(value)
     drawn = torch.randn(shape, generator=random, dtype=torch.float64)
     return drawn * 0 if is_state and not with_states else drawn
-
-
-def _makes_floats(node: Node) -> bool:
-    """Whether torch would give float32 of its integers, as of 0.9 ** (i - j)."""
-    values = (*node.outputs[:1], *(value for value in node.inputs if value is not None))
-    dtypes = [value.dtype for value in values if isinstance(value.type, TensorType)]
-    is_float = [dtype.is_floating_point for dtype in dtypes]
-    return node.op in POINTWISE and is_float[0] and not any(is_float[1:])
-
-
-def _wide_places(x: Any) -> Any:
-    is_integer = isinstance(x, torch.Tensor) and x.dtype in (torch.int64, torch.int32)
-    return x.double() if is_integer else x
 
 
 def _shape(value: Value) -> tuple[Dim, ...]:

@@ -20,11 +20,10 @@ import torch
 
 from attngraph.analysis.recurrence.outer_proof import proven
 from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs
+from attngraph.analysis.values.running import is_near
 from attngraph.ir import Dim, Graph, Value
 from attngraph.ir.dims import product, same
 from attngraph.ir.slices import backward_slice, forward_slice
-
-_NEAR = 1e-8  # of float64, relative to the largest element: only to find what is then proven
 
 
 def read_outer_step(
@@ -104,7 +103,7 @@ class _Reader:
         s = torch.cat(list(states), -1)
         moved = torch.cat([each[0] - offset for each in found if each is not None], -1)
         slope = torch.linalg.lstsq(s.mT, moved.mT).solution.mT
-        if not _is_near(slope @ s, moved):
+        if not is_near(slope @ s, moved):
             return
         vectors = self._candidates(known, self.keys)
         values = self._candidates(known, self.features)
@@ -113,12 +112,12 @@ class _Reader:
         assert first is not None
         for key, k in vectors:
             along = (k[..., None] * offset).sum(-2) / k.square().sum(-1, keepdim=True)
-            if not _is_near(k[..., None] * along[..., None, :], offset):
+            if not is_near(k[..., None] * along[..., None, :], offset):
                 continue
             for value, v in values:
                 for rate, r in [(None, None), *rates]:
                     written = v if r is None else v * r
-                    if not _is_near(written, along):
+                    if not is_near(written, along):
                         continue
                     reads = self._reads(known, (key, k), written, vectors, (zero, first, states[0]))
                     for step in reads:
@@ -151,8 +150,8 @@ class _Reader:
             for bonus, w in self._bonuses(known):
                 own = (q * w * key[1]).sum(-1, keepdim=True) * written
                 gain = float((own * z_of_zeros).sum() / own.square().sum())
-                gain = round(gain) if abs(gain - round(gain)) < _NEAR else gain
-                if gain and _is_near(own * gain, z_of_zeros):
+                gain = round(gain) if abs(gain - round(gain)) < 1e-8 else gain
+                if gain and is_near(own * gain, z_of_zeros):
                     yield replace(step, bonus=bonus, gain=gain)
 
     def _bonuses(
@@ -182,12 +181,12 @@ class _Reader:
             *([(True, torch.linalg.solve(kept, slope))] * (r is not None)),
         ]:
             own = a.diagonal(dim1=-2, dim2=-1)
-            if not _is_near(a, own[..., None] * eye):
+            if not is_near(a, own[..., None] * eye):
                 continue
             found = replace(step, beta=rate) if is_delta else replace(step, rate=rate)
-            if _is_near(own, torch.ones_like(own)):
+            if is_near(own, torch.ones_like(own)):
                 yield found
-            elif _is_near(own[..., :1].expand_as(own), own):
+            elif is_near(own[..., :1].expand_as(own), own):
                 yield from self._decayed(found, own[..., :1], rates)
             else:
                 yield from self._decayed(found, own, vectors)
@@ -196,12 +195,12 @@ class _Reader:
         self, step: OuterStep, a: torch.Tensor, given: Sequence[tuple[Value, torch.Tensor]]
     ) -> Iterator[OuterStep]:
         for value, x in given:
-            if _is_near(x.exp(), a):
+            if is_near(x.exp(), a):
                 yield replace(step, decay=value)
         for value, x in given:
-            if _is_near(x, a) and self.least(value) >= 0:  # whose logarithm is −∞ where it is 0
+            if is_near(x, a) and self.least(value) >= 0:  # whose logarithm is −∞ where it is 0
                 yield replace(step, decay=value, is_log=False)
-        if _is_near(a, a[:1].expand_as(a)):
+        if is_near(a, a[:1].expand_as(a)):
             yield replace(step, is_constant=True)
 
     def _candidates(
@@ -235,12 +234,6 @@ class _Reader:
         return [after.mT if self.turned else after, z]
 
 
-def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or not bool(torch.isfinite(a).all()):
-        return False
-    return bool((a - b).abs().max() <= _NEAR * b.abs().max().clamp(min=1e-300))
-
-
 def _multiples(
     vectors: Sequence[tuple[Value, torch.Tensor]], state: torch.Tensor, z: torch.Tensor
 ) -> Iterator[tuple[Value, float]]:
@@ -250,5 +243,5 @@ def _multiples(
     for query, q in vectors:
         own = (q[..., None] * state).sum(-2)
         scale = float((own * z).sum() / own.square().sum())
-        if scale and _is_near(own * scale, z):
+        if scale and is_near(own * scale, z):
             yield query, scale

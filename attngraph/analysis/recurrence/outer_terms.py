@@ -9,14 +9,12 @@ from typing import Any
 import torch
 
 from attngraph.analysis.recurrence.units import Unit, units_of
-from attngraph.analysis.values.widening import wide_node, widened
-from attngraph.errors import IRError
+from attngraph.analysis.values.running import run_nodes
+from attngraph.analysis.values.widening import widened
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.dims import substitute
-from attngraph.ir.ops import evaluate
 from attngraph.ir.slices import backward_slice, forward_slice
 
-_FAILURES = (IRError, KeyError, RuntimeError, IndexError, TypeError, ValueError)
 _ROWS = 2  # the least size of a dim that is drawn
 
 
@@ -124,12 +122,4 @@ class Runs:
         return None if memory is None else [memory[value] for value in self.results]
 
     def through(self, nodes: Sequence[Node], memory: dict[Value, Any]) -> dict[Value, Any] | None:
-        with torch.no_grad():
-            for node in nodes:
-                given = [None if value is None else memory[value] for value in node.inputs]
-                try:
-                    made = evaluate(wide_node(node), given, self.sizes)
-                except _FAILURES:
-                    return None
-                memory.update(zip(node.outputs, map(widened, made), strict=True))
-        return memory
+        return run_nodes(nodes, memory, self.sizes)

@@ -21,18 +21,16 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 
-from attngraph.analysis.values.widening import wide_node, widened
-from attngraph.errors import IRError
+from attngraph.analysis.values.running import run_nodes
+from attngraph.analysis.values.widening import widened
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.dims import CHOOSING, DIVIDING, functions_of
-from attngraph.ir.ops import evaluate
 from attngraph.ir.traits import (
     ADDITIVE,
     CAST,
@@ -61,7 +59,6 @@ from attngraph.ir.traits import (
 _ENDLESS = 1e9  # from here on a fill is as good as infinite: no linear number comes up to it
 _SEEN = 1e-4, 1e4  # a factor or summand in this range shows in a trial in float64
 _MOST = 1 << 16  # elements of numbers that are looked at
-_FAILURES = (IRError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
 
 
 class Kind(enum.Enum):
@@ -182,12 +179,10 @@ class Positions:
             results = [_filled_with(node)]
         elif node.op in LAYOUT:
             results = [given[0]] * len(node.outputs)
-        elif _is_small(node) and all(
-            value is None or isinstance(x, torch.Tensor)
-            for value, x in zip(node.inputs, given, strict=True)
-        ):
-            with suppress(*_FAILURES):
-                results = evaluate(wide_node(node), given, {})
+        elif _is_small(node):
+            known = {v: x for v, x in zip(node.inputs, given, strict=True) if v and x is not None}
+            made = run_nodes([node], known, {})
+            results = results if made is None else [made[value] for value in node.outputs]
         for value, x in zip(node.outputs, results, strict=True):
             is_read = not isinstance(x, torch.Tensor) or not x.is_complex()
             self.parts[value] = Part(Kind.NUMBERS, x if is_read else None)

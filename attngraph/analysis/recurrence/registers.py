@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 
-from attngraph.errors import IRError
+from attngraph.analysis.values.running import run_nodes
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import product, same, substitute, symbols_of
-from attngraph.ir.ops import attribute, evaluate, input_of
+from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.slices import backward_slice, forward_slice
 from attngraph.ir.traits import CAUSAL_CONVOLUTION, JOIN, LAYOUT
 
 _MOVES = LAYOUT | JOIN
 _LEAST = (2, 5)  # a place may be one that is counted by an open size
-_FAILURES = (IRError, KeyError, RuntimeError, IndexError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -129,10 +128,5 @@ def _run(
         count = torch.Size(shape).numel()
         memory[leaf] = torch.arange(start, start + count).reshape(shape)
         start += count
-    try:
-        for node in nodes:
-            given = [None if value is None else memory[value] for value in node.inputs]
-            memory.update(zip(node.outputs, evaluate(node, given, sizes), strict=True))
-    except _FAILURES:
-        return None
-    return [memory[value] for value in wanted]
+    made = run_nodes(nodes, memory, sizes)
+    return None if made is None else [made[value] for value in wanted]

@@ -9,18 +9,14 @@ from typing import Any
 import sympy
 import torch
 
-from attngraph.analysis.values.widening import wide_node, widened
-from attngraph.errors import IRError
+from attngraph.analysis.values.running import Observer, run_nodes
+from attngraph.analysis.values.widening import widened
 from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import same, same_shape
-from attngraph.ir.ops import evaluate
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import RANDOM, UNSET
 
 _ROWS = 256  # at once: what a step makes of them stays small
-
-Observer = Callable[[Node, Sequence[Any], Sequence[Any]], None]
-"""Takes a node, its operands and its results."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +88,7 @@ class Step:
             given = [tensor[0] for tensor in given]
         memory: dict[Value, Any] = dict(self.fixed)
         memory.update(zip((*self.states, *self.inputs), given, strict=True))
-        try:
-            with torch.no_grad():
-                for node in self.nodes:
-                    operands = [None if value is None else memory[value] for value in node.inputs]
-                    results = evaluate(wide_node(node), operands, sizes)
-                    memory.update(zip(node.outputs, results, strict=True))
-                    if observe is not None:
-                        observe(node, operands, results)
-        except (IRError, KeyError, RuntimeError, TypeError, ValueError, IndexError):
+        if run_nodes(self.nodes, memory, sizes, observe) is None:
             return None
         found = [memory[value] for value in wanted]
         return [tensor[None] for tensor in found] if lead is None else found
@@ -159,10 +147,5 @@ def known_data(value: Value | None) -> torch.Tensor | None:
         return None
     if any(node.op in RANDOM | UNSET for node in nodes):
         return None
-    for node in nodes:
-        try:
-            results = evaluate(node, [None if v is None else memory[v] for v in node.inputs], {})
-        except (IRError, KeyError, RuntimeError, TypeError, ValueError):
-            return None
-        memory.update(zip(node.outputs, results, strict=True))
-    return torch.as_tensor(memory[value])
+    made = run_nodes(nodes, memory, {}, wide=False)
+    return None if made is None else torch.as_tensor(made[value])
