@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,19 +10,21 @@ import torch
 
 from attngraph.analysis.recurrence.linear import presents, read_linear
 from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
-from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread, fused
+from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, fused
 from attngraph.analysis.recurrence.uniform import switch_in
 from attngraph.analysis.recurrence.units import Unit, units_of, unlike
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.graph import fuse_locs
+from attngraph.passes.attention.late_normalisers import late_normalisers
 from attngraph.passes.attention.padded_sums import cut_padded_sums
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
 
 _KERNELS = (torch.float32, torch.float16)
+_NORMALISES = "A row's result is normalised after its sum, and not its weights before."
 _REASSOCIATES = "A recurrence of outer products is one operator, which goes token by token."
 
 
@@ -50,15 +53,23 @@ class FuseLinearAttention:
 
 
 def _fuse_along(graph: Graph, checked: Checked, tokens: Tokens) -> list[Remark]:
-    remarks = []
     cut_padded_sums(graph, tokens.dim)
-    for found in list(read_linear(graph, tokens, mixed(graph, tokens), {})):
-        if isinstance(found, Unread):
-            continue
-        remark = _write(graph, checked, tokens, found)
-        remarks += [remark] if remark is not None else []
+    remarks = _fuse(graph, checked, tokens, mixed(graph, tokens))
+    for numerator, pair in late_normalisers(graph):
+        if remark := _fuse(graph, checked, tokens, [numerator]):
+            checked.replace([pair], reassociates=_NORMALISES)
+            remarks += remark
     eliminate_dead_code(graph)
     return remarks
+
+
+def _fuse(
+    graph: Graph, checked: Checked, tokens: Tokens, candidates: Sequence[Value]
+) -> list[Remark]:
+    read = list(read_linear(graph, tokens, candidates, {}))  # before the first is written
+    found = [each for each in read if isinstance(each, Recurrence)]
+    remarks = [_write(graph, checked, tokens, each) for each in found]
+    return [remark for remark in remarks if remark is not None]
 
 
 def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) -> Remark | None:

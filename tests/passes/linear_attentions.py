@@ -78,6 +78,25 @@ class Causal(Layer):
         return self.joined((q[..., None, :] @ sums)[..., 0, :] / total[..., None])
 
 
+class Normalised(Layer):
+    """Causal weights over their own sum, which meet the values after that."""
+
+    def weights(self, x: Tensor) -> Tensor:
+        return F.elu(x) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = (self.weights(q) @ self.weights(k).mT).tril()
+        return self.joined(scores / (scores.sum(-1, keepdim=True) + 1e-6) @ v)
+
+
+class SoftFeatures(Normalised):
+    """Hedgehog: feature maps that are softmaxes, which weigh no tokens."""
+
+    def weights(self, x: Tensor) -> Tensor:
+        return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)
+
+
 class Slopes(SwitchingRetention):
     """Lightning attention: the logarithm of each head's decay, and an infinite fill."""
 
@@ -400,6 +419,7 @@ class LastToken(Retention):
 
 OF_ANY_LENGTH: tuple[type[Layer], ...] = (
     *(Retention, FilledRetention, Slopes, CountedPlaces, Causal, Gated, SegmentSums),
+    *(Normalised, SoftFeatures),
 )
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),

@@ -63,8 +63,14 @@ class Refusal(Enum):
     )
     LINEAR = (
         "linear-attention",
-        "This is linear attention: {what}, without a softmax over keys.",
+        "This is linear attention: feature maps of queries and keys, without a softmax over keys.",
         _NO_OP_HINT,
+    )
+    LINEAR_MASKED = (
+        "linear-attention",
+        "This is linear attention: scores with a mask or a decay, without a softmax over keys.",
+        "It is kept as it is; under a causal mask, with products of one factor of each token as "
+        "decays and its own sum as normaliser, it would be one operator.",
     )
     GRAPH = (
         "graph-attention",

@@ -278,9 +278,9 @@ def _name(scores: _Scores, other: Operand, values: Contraction, root: Node) -> D
         if _has_feature_map(key) and (_has_feature_map(other) or _has_feature_map(query)):
             if not set(top(query).atoms) - set(top(key).atoms):
                 return None  # a sum of keys
-            return Refusal.LINEAR.at(scores.node, what="feature maps of queries and keys")
+            return Refusal.LINEAR.at(scores.node)
         if scores.weighed is not None:
-            return Refusal.LINEAR.at(scores.weighed, what="scores with a mask or a decay")
+            return Refusal.LINEAR_MASKED.at(scores.weighed)
         if (total := _own_total(scores.node)) is not None:
             return Refusal.NO_SOFTMAX.at(total, weights="the scores divided by their own sum")
         return None

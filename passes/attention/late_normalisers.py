@@ -1,0 +1,35 @@
+"""Weights that are normalised before they meet values, written the other way round.
+
+(s / d) v = (s v) / d where d is one number for each row, as the sum of scores is that linear
+attention is divided by. s v may then be a recurrence, which no query over d is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngraph.ir import Builder, Graph, Value
+from attngraph.ir.dims import same_shape
+from attngraph.ir.traits import MATMUL, MULTIPLICATIVE
+
+
+def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]]:
+    """Each s v, new in the graph and read by nothing but the second of a pair; (s / d) v is the
+    first of the pair, and stays unless the caller replaces it.
+    """
+    for node in list(graph):
+        weights = node.inputs[0].producer if node.op in MATMUL and node.inputs[0] else None
+        if weights is None or weights.op not in MULTIPLICATIVE:
+            continue
+        scores, factor = weights.inputs
+        if scores is None or factor is None:
+            continue
+        if weights.op == "aten.mul.Tensor" and scores.shape[-1:] == (1,):
+            scores, factor = factor, scores
+        if not same_shape(scores.shape, weights.output.shape):
+            continue
+        if len(factor.shape) != len(scores.shape) or factor.shape[-1] != 1:
+            continue
+        build = Builder(graph, node, node.loc)
+        numerator = build(node.op, scores, *node.inputs[1:], **node.attrs)
+        yield numerator, (node.output, build(weights.op, numerator, factor, **weights.attrs))
