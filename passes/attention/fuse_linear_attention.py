@@ -17,6 +17,7 @@ from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.graph import fuse_locs
+from attngraph.passes.attention.early_permutes import permuted
 from attngraph.passes.attention.late_normalisers import late_normalisers
 from attngraph.passes.attention.padded_sums import cut_padded_sums
 from attngraph.passes.rewriting.checked import Checked
@@ -150,10 +151,6 @@ class _Written:
         is_so = same_shape(value.shape, shape)
         return value if is_so else self.build("aten.reshape", value, shape=shape)
 
-    def _ordered(self, value: Value, order: list[int]) -> Value:
-        is_so = order == sorted(order)
-        return value if is_so else self.build("aten.permute", value, dims=order)
-
     @property
     def _rows(self) -> list[Dim]:
         key = self.found.key
@@ -163,7 +160,7 @@ class _Written:
         """(B, T, H·D), each head as often as it serves."""
         value = operand.value
         kept = [at for at in operand.order if at is not None]
-        value = self._ordered(value, kept)
+        value = permuted(self.build, value, kept)
         rows = [operand.value.shape[at] for at in kept[:2]]
         own, width = operand.heads(), operand.features()
         if own != heads:
@@ -194,13 +191,13 @@ class _Written:
         value = state.value
         if state.turned:
             order = [*range(len(value.shape) - 2), len(value.shape) - 1, len(value.shape) - 2]
-            value = self._ordered(value, order)
+            value = permuted(self.build, value, order)
         shape = [self._rows[0], self.heads, *value.shape[-2:]]
         return self._shaped(value, shape)
 
     def state(self, made: Value, like: State) -> Value:
         """The state after the last token as the graph has it."""
-        value = self._ordered(made, [0, 1, 3, 2]) if like.turned else made
+        value = permuted(self.build, made, [0, 1, 3, 2]) if like.turned else made
         return self._shaped(value, list(like.value.shape))
 
     def unpacked(self, made: Value) -> Value:
@@ -208,5 +205,5 @@ class _Written:
         order, shape = self.found.output.order, self.found.output.value.shape
         kept = [at for at in order if at is not None]
         value = self._shaped(made, [shape[at] for at in kept])
-        value = self._ordered(value, [kept.index(at) for at in sorted(kept)])
+        value = permuted(self.build, value, [kept.index(at) for at in sorted(kept)])
         return self._shaped(value, list(shape))

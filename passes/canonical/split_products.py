@@ -126,7 +126,7 @@ def _pairwise(
 
 
 def _product(build: Builder, first: _Term, second: _Term, output: str) -> Value:
-    """An einsum, or a multiplication where nothing is summed and one operand has all axes."""
+    """An einsum, or a multiplication where nothing is summed."""
     if _is_elementwise(first, second, output):
         spread = (_spread(build, term, output) for term in (first, second))
         return build("aten.mul.Tensor", *spread)
@@ -135,7 +135,7 @@ def _product(build: Builder, first: _Term, second: _Term, output: str) -> Value:
 
 
 def _is_elementwise(first: _Term, second: _Term, output: str) -> bool:
-    return set(output) in (set(first.letters), set(second.letters))
+    return set(output) == {*first.letters, *second.letters}
 
 
 def _spread(build: Builder, term: _Term, output: str) -> Value:

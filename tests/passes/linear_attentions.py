@@ -417,6 +417,23 @@ class LastToken(Retention):
         return super().forward(x)[:, -1:]
 
 
+class ChannelsFirst(Layer):
+    """Mamba's scan as (B, C, T, N), its products computed ahead: a state for each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, delta = self.v(x).mT, F.softplus(self.v(x).mT)
+        written, read = self.k(x)[..., :KEYS].mT, self.q(x)[..., :KEYS]
+        rates = -torch.arange(1.0, KEYS + 1).expand(HEADS * VALUES, -1)
+        decay = torch.einsum("bct,cn->bctn", delta, rates).exp()
+        added = torch.einsum("bct,bnt,bct->bctn", delta, written, u)
+        state = x.new_zeros(len(x), HEADS * VALUES, KEYS)
+        results = []
+        for t in range(x.shape[1]):
+            state = decay[:, :, t] * state + added[:, :, t]
+            results.append(torch.einsum("bcn,bn->bc", state, read[:, t]))
+        return self.out(torch.stack(results, 1))
+
+
 OF_ANY_LENGTH: tuple[type[Layer], ...] = (
     *(Retention, FilledRetention, Slopes, CountedPlaces, Causal, Gated, SegmentSums),
     *(Normalised, SoftFeatures),

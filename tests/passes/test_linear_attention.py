@@ -177,6 +177,15 @@ def test_layers_without_an_order_of_tokens_are_not_run(monkeypatch: pytest.Monke
         item.run(graph)
 
 
+def test_channels_before_tokens_are_read_and_their_small_factors_permuted() -> None:
+    before, after = _graph(written.ChannelsFirst)
+    (site,) = _sites(after)
+    assert attribute(site, "kv_heads") == written.HEADS * written.VALUES
+    permuted = [node for node in after if node.op == "aten.permute"]
+    assert all(len(node.output.shape) == 3 for node in permuted)
+    _assert_same(before, after, (written.TOKENS,))
+
+
 @pytest.mark.parametrize("count", [8, 64])
 def test_a_state_for_each_channel_is_told_as_a_scan(count: int) -> None:
     """Which they are lowered to; a few channels are the operator's."""

@@ -138,8 +138,6 @@ class _Reading:
         rows = [(each, x) for each, x in given if x is not None]
         few = slice(None, None, -(-heads // _FEW))  # heads that tell most candidates apart
         values: list[tuple[Operand | None, torch.Tensor]] = []
-        if first.shape[-1] == 1:
-            values.append((None, first[..., 0]))
         for each, x in rows:
             v = _to_heads(x, heads)
             if v is None or v.shape != first.shape:
@@ -147,6 +145,8 @@ class _Reading:
             along = (first * v).sum(-1) / v.square().sum(-1)
             if bool((first - along[..., None] * v).abs().max() <= _EXACT * size):
                 values.append((each, along))
+        if first.shape[-1] == 1:  # what is written may be the key alone, the simplest reading
+            values.append((None, first[..., 0]))
         if not values:
             return
         wide = [(each, _to_heads(x, heads)) for each, x in rows]

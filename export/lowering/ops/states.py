@@ -17,6 +17,7 @@ import torch
 from attngraph.analysis.recurrence.terms import is_by_channel
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.matching import producer
+from attngraph.analysis.values.scalars import uniform
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
@@ -137,7 +138,10 @@ def _by_channels(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
         shaped = ctx.reshape(x, [*rows, features], [*rows[:2], *state[1:3], features])
         return ctx.op("Transpose", shaped, perm=[1, 0, 2, 3, 4])
 
-    given = [by_token(ctx.op("Mul", split(key, keys), split(value, 1)), keys)]
+    added = split(key, keys)
+    if uniform(value) != 1:
+        added = ctx.op("Mul", added, split(value, 1))
+    given = [by_token(added, keys)]
     kinds: list[list[Dim]] = [state]
     if decay is not None:
         features = decay.shape[2] // count
