@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attngraph.ir import Builder, Graph, Value
+from attngraph.analysis.layout.contraction import einsum_terms
+from attngraph.ir import Builder, Graph, Node, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.traits import MATMUL, MULTIPLICATIVE
 
@@ -18,7 +19,7 @@ def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]
     first of the pair, and stays unless the caller replaces it.
     """
     for node in list(graph):
-        weights = node.inputs[0].producer if node.op in MATMUL and node.inputs[0] else None
+        weights = node.inputs[0].producer if _sums_last(node) and node.inputs[0] else None
         if weights is None or weights.op not in MULTIPLICATIVE:
             continue
         scores, factor = weights.inputs
@@ -33,3 +34,13 @@ def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]
         build = Builder(graph, node, node.loc)
         numerator = build(node.op, scores, *node.inputs[1:], **node.attrs)
         yield numerator, (node.output, build(weights.op, numerator, factor, **weights.attrs))
+
+
+def _sums_last(node: Node) -> bool:
+    """Whether it sums over its first operand's last axis, and keeps the others in front."""
+    if node.op == "aten.einsum":
+        terms, output = einsum_terms(node)
+        first = terms[0]
+        return len(terms) == 2 and first[:-1] == output[:-1] and first[-1] not in output
+    left = node.inputs[0] if node.op in MATMUL else None
+    return left is not None and len(left.shape) == len(node.output.shape)

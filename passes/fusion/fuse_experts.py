@@ -20,6 +20,7 @@ from attngraph.analysis.experts.reading import (
     thresholds,
 )
 from attngraph.analysis.experts.router import decides, softmax_near, softmax_of
+from attngraph.analysis.experts.rows_chosen import RowsChosen, rows_chosen
 from attngraph.analysis.experts.uniform import switch_in
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.quantized import BLOCK
@@ -76,7 +77,27 @@ class FuseExperts:
         for choice, comparison in thresholds(graph):
             if mixture_of(graph, choice) is not None:
                 remarks.append(_kept(choice, _TIED, comparison))
-        return remarks
+        return [*remarks, *map(_by_rows, rows_chosen(graph))]
+
+
+def _by_rows(chosen: RowsChosen) -> Remark:
+    """That rows are chosen among those of a sequence, which no operator does."""
+    node, count = chosen.softmax or chosen.node, chosen.count
+    rows = f"{count} row{'' if count == 1 else 's'}"
+    if chosen.experts > 1:
+        reason = (
+            f"A mixture of {chosen.experts} experts, each of which takes {rows} of its choice, "
+            "stays as it is written: in no operator do experts choose."
+        )
+        hint = "Where rows come one by one, have each row choose: scores.topk(count, -1)."
+    else:
+        reason = (
+            f"A block that {rows} of a sequence go through stays as it is written, and is computed "
+            "for those alone."
+        )
+        hint = "Where rows come one by one, choose by each row's own score: scores > 0."
+    name = node.outputs[-1].name
+    return Remark("named", "experts-kept", reason, node.loc, node.op, hint, name)
 
 
 def _read(checked: Checked, found: Mixture | Unread, in_codes: bool) -> Remark:

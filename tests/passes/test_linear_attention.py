@@ -11,6 +11,7 @@ from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, Node, clone, interpret, parse
 from attngraph.ir.ops import attribute
 from attngraph.passes import make
+from attngraph.passes.attention.late_normalisers import late_normalisers
 from attngraph.passes.loops.loop_bodies import LoopBodies
 from examples import mamba2
 from tests.passes import linear_attentions as written
@@ -175,6 +176,29 @@ def test_layers_without_an_order_of_tokens_are_not_run(monkeypatch: pytest.Monke
     monkeypatch.setattr("attngraph.analysis.recurrence.linear.Runs.__call__", fails)
     for item in make(_PASSES):
         item.run(graph)
+
+
+def test_weights_are_normalised_late_only_where_their_last_axis_is_summed() -> None:
+    def written(scores: str, factor: str, values: str, product: str) -> int:
+        graph = parse(f"""graph @main {{
+  input %s : f32[{scores}]
+  input %d : f32[{factor}]
+  input %v : f32[{values}]
+  %w = aten.div.Tensor(%s, %d)
+  %y = {product}
+  return %y
+}}""")
+        found = list(late_normalisers(graph))
+        assert all(first.type == second.type for _, (first, second) in found)
+        return len(found)
+
+    assert written("2, 5, 5", "2, 5, 1", "2, 5, 3", "aten.matmul(%w, %v)") == 1
+    einsum = 'aten.einsum(%w, %v) {{equation = "{}"}}'.format
+    assert written("2, 5, 5", "2, 5, 1", "2, 5, 3", einsum("bij,bjd->bid")) == 1
+    assert written("2, 5, 5", "2, 5, 1", "2, 5, 3", einsum("bji,bjd->bid")) == 0
+    assert written("2, 4, 3, 6", "2, 4, 3, 1", "2, 4, 3, 5", einsum("becd,bect->btd")) == 0
+    assert written("5, 5", "5, 1", "5", "aten.mv(%w, %v)") == 0
+    assert written("5, 5", "1, 5", "5, 3", "aten.matmul(%w, %v)") == 0
 
 
 def test_channels_before_tokens_are_read_and_their_small_factors_permuted() -> None:
