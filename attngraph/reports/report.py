@@ -257,7 +257,9 @@ def loops_of(results: Iterable[PassResult]) -> list[str]:
 
 def fills_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each line that fills scores with a number that some might reach."""
-    return list(dict.fromkeys(_placed(_notes(results, "weak-fill"))))
+    results = list(results)
+    notes = [*_notes(results, "weak-fill"), *_notes(results, "tied-choice")]
+    return list(dict.fromkeys(_placed(notes)))
 
 
 def _placed(remarks: Iterable[Remark]) -> list[str]:

@@ -19,7 +19,7 @@ from attngraph.analysis.experts.reading import (
     mixture_of,
     thresholds,
 )
-from attngraph.analysis.experts.router import decides, softmax_near, softmax_of
+from attngraph.analysis.experts.router import decides, fill_of, softmax_near, softmax_of
 from attngraph.analysis.experts.rows_chosen import RowsChosen, rows_chosen
 from attngraph.analysis.experts.uniform import switch_in
 from attngraph.analysis.values.intervals import Intervals
@@ -77,7 +77,22 @@ class FuseExperts:
         for choice, comparison in thresholds(graph):
             if mixture_of(graph, choice) is not None:
                 remarks.append(_kept(choice, _TIED, comparison))
-        return [*remarks, *map(_by_rows, rows_chosen(graph))]
+        ties = (_tied(choice) for choice in choices(graph))
+        return [*remarks, *map(_by_rows, rows_chosen(graph)), *filter(None, ties)]
+
+
+def _tied(choice: Choice) -> Remark | None:
+    """That scores may be chosen which a fill has made equal: of these no op says which it takes."""
+    fill = fill_of(choice)
+    if fill is None:
+        return None
+    reason = (
+        f"It may choose among scores that are filled with {fill:g}, which are equal: eager and the "
+        "file may take different ones of these."
+    )
+    hint = "Fill with -inf, and leave at least as many others as are chosen."
+    node = choice.node
+    return Remark("note", "tied-choice", reason, node.loc, node.op, hint, node.outputs[-1].name)
 
 
 def _by_rows(chosen: RowsChosen) -> Remark:

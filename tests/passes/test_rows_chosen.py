@@ -89,3 +89,39 @@ def test_rows_that_are_chosen_are_told(kind: type[nn.Module], said: str) -> None
 @pytest.mark.parametrize("kind", [OfEachRow, Pruned])
 def test_other_choices_are_no_such_block(kind: type[nn.Module]) -> None:
     assert not [reason for reason in _said(kind) if "rows" in reason]
+
+
+class Grouped(nn.Module):
+    """DeepSeek-V3: scores of groups that aren't chosen are filled; a bias corrects the others."""
+
+    fill, least = 0.0, -1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(WIDTH, EXPERTS)
+        self.bias = nn.Parameter(torch.full((EXPERTS,), self.least))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.router(x).sigmoid() + self.bias
+        kept = scores.masked_fill(scores < scores.mean(-1, keepdim=True), self.fill)
+        places = kept.topk(COUNT, -1).indices
+        return scores.gather(-1, places)
+
+
+class WithoutTies(Grouped):
+    fill = -torch.inf
+
+
+class Above(Grouped):
+    """No score is below the fill."""
+
+    least = 0.0
+
+
+def test_a_choice_among_equal_fills_is_told() -> None:
+    for kind, is_told in ((Grouped, True), (WithoutTies, False), (Above, False)):
+        graph = attngraph.capture(kind().eval(), (torch.randn(2, 7, WIDTH),))
+        results = run(graph, make(["canonicalize", "cse", "dce", "fuse-experts"]))
+        codes = [remark.code for each in results for remark in each.remarks]
+        assert ("tied-choice" in codes) == is_told, kind

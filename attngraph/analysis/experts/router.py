@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import torch
+
 from attngraph.analysis.experts.gates import is_one_hot, others_in
 from attngraph.analysis.experts.reading import Choice
 from attngraph.analysis.experts.uniform import is_sized
-from attngraph.analysis.values.scalars import keeps_values, widens
+from attngraph.analysis.masks.row_policy import WEAKEST_FILL
+from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.values.scalars import keeps_values, uniform, widens
 from attngraph.analysis.walks import walk
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
@@ -68,6 +72,17 @@ def softmax_of(choice: Choice, weights: Value) -> Value | None:
         if node.op in CAST and not keeps_values(weights.dtype, node.output.dtype):
             return None
     return scores
+
+
+def fill_of(choice: Choice) -> float | None:
+    """A number that some scores are filled with although others may be below it."""
+    node = choice.scores.producer
+    if node is None or node.op not in CHOICE:
+        return None
+    sides = [value for value in node.inputs if value is not None and value.dtype != torch.bool]
+    fills = [fill for value in sides if (fill := uniform(value)) is not None]
+    least = min((Intervals().of(value)[0] for value in sides if uniform(value) is None), default=0)
+    return next((fill for fill in fills if max(least, WEAKEST_FILL) < fill), None)
 
 
 def decides(choice: Choice, gate: Value) -> Value | None:
