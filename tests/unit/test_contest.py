@@ -22,7 +22,7 @@ def test_an_engine_without_the_file_of_its_base_is_skipped(fails: bool) -> None:
         return {"failed": "no function for it"} if fails else {"prepare_cpu_s": 1.0}
 
     job: Any = None
-    _prepare_all(engines, rows, job, prepare, 1, lambda _: None)
+    _prepare_all(engines, rows, job, prepare, 1)
     if fails:
         assert prepared == ["onnx"]
         assert [row.status for row in rows.values()] == ["failed", "skipped", "skipped"]
