@@ -146,6 +146,23 @@ def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
     assert any("takes pixel_values as well" in note for note in loaded.notes)
 
 
+def test_a_decoder_in_a_list_of_models_that_see_is_one_of_text(tmp_path: Path) -> None:
+    """Mistral 4, whose refusal named no input."""
+    from transformers import Mistral4Config, Mistral4ForCausalLM
+
+    widths = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = Mistral4Config(
+        **{**_SMALL, "max_position_embeddings": 64}, **widths, **experts, n_group=1, topk_group=1,
+        vocab_size=90, num_key_value_heads=2, v_head_dim=16, bos_token_id=1, eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+    Mistral4ForCausalLM(config).save_pretrained(tmp_path)
+    task = load(tmp_path).task
+    assert task is not None
+    assert (task.name, task.kind) == ("text-generation", "decoder")
+
+
 @pytest.mark.parametrize(
     ("kind", "others", "because"),
     [

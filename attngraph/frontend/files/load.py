@@ -22,7 +22,7 @@ from attngraph.checkpoints.renamed import rename
 from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.stages import Stage, stages_of
-from attngraph.checkpoints.tasks import Task, task_adapted, task_of
+from attngraph.checkpoints.tasks import TASKS, Task, task_adapted, task_of
 from attngraph.errors import LoadError
 from attngraph.frontend.files.factory import Built, build
 from attngraph.frontend.files.names import kind_of, refuse_factory, require_factory
@@ -37,6 +37,7 @@ from attngraph.frontend.interface.modalities import (
     beside_text,
     first_place,
     joined_by,
+    reads_text_alone,
     refuse_mixed,
 )
 
@@ -195,8 +196,11 @@ def _filled(stage: Stage, *, trust_pickle: bool) -> torch.nn.Module:
 
 
 def _as_joined(task: Task | None, kind: Any, *, is_named: bool) -> Task | None:
-    """The task of a class whose images or sounds join its text, whichever list it stands in."""
+    """The task of a class whose images or sounds join its text, whichever list it stands in; one
+    that takes text alone is a decoder of it."""
     kinds = joined_by(kind)
+    if task is not None and task.kind == "multimodal" and not is_named and reads_text_alone(kind):
+        return next(each for each in TASKS if each.kind == "decoder")
     if task is None or not kinds or task.kind not in ("seq2seq", "multimodal"):
         return task
     return replace(task, name=task.name if is_named else kinds[0].task, kind="multimodal")

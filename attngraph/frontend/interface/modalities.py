@@ -151,9 +151,18 @@ def other_tensors(kind: type[Any], *, crosses: bool = False) -> list[str]:
     ]
 
 
+def reads_text_alone(kind: type[Any]) -> bool:
+    """Whether a class encodes text and nothing else."""
+    return _reads_text(kind) and not beside_text(kind)
+
+
+def _reads_text(kind: type[Any]) -> bool:
+    return "input_ids" in (getattr(kind, "main_input_name", None) or ())
+
+
 def beside_text(kind: type[Any], given: Collection[str] = ()) -> list[str]:
     """What a class that reads text encodes as well, beside what is `given`; masks are left out."""
-    if "input_ids" not in (getattr(kind, "main_input_name", None) or ()):
+    if not _reads_text(kind):
         return []
     begins, ends = _FILLS
     return [
