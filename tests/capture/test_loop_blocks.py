@@ -92,7 +92,26 @@ def _listed(x: Tensor) -> Tensor:
     return torch.cat([x[:, at : at + SIZE].cumsum(1) for at in range(0, x.shape[1], SIZE)], 1)
 
 
-CODE = (_by_start, _by_number, _by_names, _by_two, _with_new_axes, _listed)
+def _sliding(x: Tensor) -> Tensor:
+    """Blocks that overlap, each of the places around its own."""
+    wider, found = F.pad(x, (0, 0, 2, 1)), []
+    for t in range(x.shape[1]):
+        found.append((wider[:, t : t + 4] * x[:, t : t + 1]).softmax(1).sum(1) * x[:, t])
+    return torch.stack(found, 1)
+
+
+def _sliding_states(x: Tensor) -> Tensor:
+    """The same beside a state, two places of three."""
+    wider, state = F.pad(x, (0, 0, 1, 1)), torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        state = torch.tanh(state + wider[:, t + 1 : t + 3].sum(1))
+    return x + state[:, None]
+
+
+CODE = (
+    *(_by_start, _by_number, _by_names, _by_two, _with_new_axes, _listed),
+    *(_sliding, _sliding_states),
+)
 
 
 def _compiled(code: Callable[[Tensor], Tensor]) -> tuple[nn.Module, attngraph.Optimized]:
@@ -166,7 +185,24 @@ def _before(x: Tensor) -> Tensor:
     return x + state
 
 
-NEAR_MISSES = (_before, _overlapping, _ending_before, _renamed, _squared, _growing, _late)
+def _sliding_beyond(x: Tensor) -> Tensor:
+    """The last block has one place fewer."""
+    state = torch.zeros_like(x[:, :1])
+    for t in range(x.shape[1]):
+        state = state + x[:, t : t + 2].mean(1, keepdim=True)
+    return x + state
+
+
+NEAR_MISSES = (
+    _sliding_beyond,
+    _before,
+    _overlapping,
+    _ending_before,
+    _renamed,
+    _squared,
+    _growing,
+    _late,
+)
 
 
 @pytest.mark.parametrize("code", NEAR_MISSES, ids=lambda code: code.__name__)

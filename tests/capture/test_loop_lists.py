@@ -225,10 +225,42 @@ def _from_the_second(self: Computes, x: Tensor) -> Tensor:
     return score
 
 
+def _zipped(self: Computes, x: Tensor) -> Tensor:
+    """Two lists that loops filled, joined pair by pair."""
+    ahead, back, state = [], [], x.new_zeros(x.shape[0], 4)
+    for t in range(x.shape[1]):
+        state = self.cells[0](x[:, t], state)
+        ahead.append(state)
+    for t in reversed(range(x.shape[1])):
+        state = self.cells[1](x[:, t], state)
+        back.insert(0, state)
+    pairs = [
+        torch.cat([one, torch.stack([two, one], -1).sum(-1)], -1)
+        for one, two in zip(ahead, back, strict=True)
+    ]
+    return torch.stack(pairs, 1)
+
+
+def _places(self: Computes, x: Tensor) -> Tensor:
+    """Lists of numbers as places and in tensors."""
+    numbers = list(range(x.shape[1]))
+    later = [number + 1 for number in range(x.shape[1])]
+    shares = torch.tensor(later) / torch.FloatTensor(list(range(1, x.shape[1] + 1)))
+    counted = torch.tensor(range(x.shape[1]), dtype=torch.float64)
+    return x[:, numbers[::-1]] * (torch.as_tensor(numbers) + shares + counted).float()[:, None]
+
+
+def _far_apart(self: Computes, x: Tensor) -> Tensor:
+    """A table of two numbers' distance, made in one expression."""
+    length = x.shape[1]
+    table = torch.tensor([[min(abs(i - j), 3) for j in range(length)] for i in range(length)])
+    return (x @ x.mT + self.linear.weight[0][table]).softmax(-1) @ x
+
+
 CODE = (
     *(_last, _numbered, _of_tuples, _backwards, _in_front, _parts, _layers, _layer_by_layer),
     *(_named, _written_twice, _pairs, _pointing, _repeated),
-    _from_the_second,
+    *(_from_the_second, _zipped, _places, _far_apart),
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from attngraph.frontend.rewording.loop_lists import Unread
+from attngraph.frontend.rewording.loop_lists import Steps, Unread
 from attngraph.frontend.rewording.loop_names import stored
 from attngraph.frontend.rewording.loop_statements import located, parsed
 
@@ -50,13 +50,13 @@ UNDEFINED = Undefined()
 
 
 def as_tensor(leaf: Any) -> Any:
-    """What is carried, in memory of its own; a number becomes a tensor."""
+    """What is carried, in memory of its own; a number becomes a tensor, and so do rows."""
     if isinstance(leaf, torch.Tensor):
         return leaf.clone(memory_format=torch.contiguous_format)
     if type(leaf) in (int, float, bool, torch.SymInt):
         dtypes = {float: torch.float64, bool: torch.bool}
         return torch.full((), leaf, dtype=dtypes.get(type(leaf), torch.int64))
-    return leaf
+    return leaf.whole() if isinstance(leaf, Steps) else leaf
 
 
 Known: TypeAlias = tuple[int | None, bool]

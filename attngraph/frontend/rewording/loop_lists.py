@@ -252,6 +252,11 @@ def _is_same(size: Any, other: Any) -> bool:
     return bool(one == two)
 
 
+def is_pythons(called: object, own: object) -> bool:
+    """Whether what a name stands for is Python's own, or during a trace ours, of open sizes."""
+    return called is own or str(getattr(called, "__module__", "")).startswith("attngraph.")
+
+
 def _shown(piece: Any) -> Any:
     """What torch finds in the list, which it never computes with."""
     return pytree.tree_leaves(piece.stacked)[0] if isinstance(piece, Rows) else piece
@@ -279,13 +284,17 @@ class Lists:
         return value.copy() if plain is tuple and isinstance(value, Steps) else plain(value)
 
     @staticmethod
+    def typed(plain: Any, value: Any) -> Any:
+        """`torch.LongTensor(value)`"""
+        return value.whole().to(plain.dtype) if isinstance(value, Steps) else plain(value)
+
+    @staticmethod
     def turned(plain: Callable[..., Any], value: Any) -> Any:
         return value[::-1] if plain is reversed and isinstance(value, Steps) else plain(value)
 
     @staticmethod
     def length(plain: Callable[..., Any], value: Any) -> Any:
-        # During a trace the name may be that of our own len, which knows open sizes.
-        if plain is not len and not str(getattr(plain, "__module__", "")).startswith("attngraph."):
+        if not is_pythons(plain, len):
             return plain(value)
         if isinstance(value, Steps):
             return value.count

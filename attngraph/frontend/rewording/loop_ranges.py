@@ -93,16 +93,31 @@ class Range:
         begin, end, limit = block(self.start)
         following, last, _ = block(self.start + self.step)
         size = end - begin
-        is_one = is_equal(following, end) and is_equal(last - following, size)
         is_from_end = isinstance(begin, int) and begin < 0  # as Python counts
-        if not isinstance(size, int) or size < 1 or not is_one or is_from_end:
-            raise Unread("blocks that aren't one behind the other")
-        if limit is not None and not is_equal(limit, of.shape[axis]):
+        if not isinstance(size, int) or size < 1 or not is_equal(last - following, size):
+            raise Unread("blocks of several sizes")
+        if is_from_end or (limit is not None and not is_equal(limit, of.shape[axis])):
             raise Unread("blocks that end before the tensor does")
-        count = (self.stop - self.start) // self.step
-        blocks = part_of(of, axis, begin, begin + count * size, 1)
-        at = axis % of.dim()
+        count, at = (self.stop - self.start) // self.step, axis % of.dim()
+        if is_equal(following, end):
+            blocks = part_of(of, axis, begin, begin + count * size, 1)
+        else:
+            blocks = of.index_select(at, _overlapping(begin, following, size, count, of.shape[at]))
         return torch.unflatten(blocks, at, (count, size)).movedim(at, 0)
+
+
+def _overlapping(begin: Any, following: Any, size: int, count: Any, length: Any) -> torch.Tensor:
+    """The places of blocks of which the first two begin there, in an axis of that length."""
+    step = following - begin
+    is_whole = begin + (count - 1) * step + size <= length  # else Python cuts the last ones short
+    if (
+        not isinstance(step, int)
+        or step < 1
+        or not all(map(statically_known_true, (begin >= 0, is_whole)))
+    ):
+        raise Unread("blocks that aren't one behind the other, and may reach beyond the tensor")
+    starts: torch.Tensor = torch.arange(count)[:, None] * step + begin
+    return (starts + torch.arange(size)).flatten()
 
 
 def part_of(tensor: torch.Tensor, axis: int, start: Any, stop: Any, step: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch._higher_order_ops.scan import scan
 from torch.utils import _pytree as pytree
 
+from attngraph.frontend.rewording.batched_joins import BatchedJoins
 from attngraph.frontend.rewording.loop_choices import (
     UNDEFINED,
     Choices,
@@ -17,7 +18,14 @@ from attngraph.frontend.rewording.loop_choices import (
     as_tensor,
     defined,
 )
-from attngraph.frontend.rewording.loop_lists import Blank, Lists, Rows, Steps, Unread
+from attngraph.frontend.rewording.loop_lists import (
+    Blank,
+    Lists,
+    Rows,
+    Steps,
+    Unread,
+    is_pythons,
+)
 from attngraph.frontend.rewording.loop_ranges import Block, Range, expr_of, is_equal
 from attngraph.ir.dims import divide
 
@@ -61,6 +69,14 @@ class Helpers(Lists, Choices):
         if steps is None:
             return None
         return steps.stop - steps.step, steps.start - steps.step, -steps.step
+
+    @staticmethod
+    def counting(plain: Callable[..., Any], counted: Callable[..., Any], *bounds: Any) -> Any:
+        """`list(range(n))`"""
+        is_own = plain in (list, tuple) and is_pythons(counted, range)
+        if is_own and Helpers.is_open(bounds):
+            return Steps([Rows(Range.of(bounds).numbers())])
+        return plain(counted(*bounds))
 
     @staticmethod
     def Steps(
@@ -327,7 +343,8 @@ def _scanned(
     if places:
         carry, made = scan(step, [leaves[at] for at in places], items)
     else:
-        carry, made = [], torch.vmap(lambda *now: step([], list(now))[1])(*items)
+        with BatchedJoins():
+            carry, made = [], torch.vmap(lambda *now: step([], list(now))[1])(*items)
     for at, leaf in zip(places, carry, strict=True):
         leaves[at] = leaf
     after = pytree.tree_unflatten(leaves, spec)

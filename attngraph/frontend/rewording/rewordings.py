@@ -98,6 +98,8 @@ class Rewordings(TorchFunctionMode):
                 if at in self._whole:
                     return (args[0],)
                 self._cuts.add(at)
+        if func in (_ASSIGN, _TAKE):
+            args = [args[0], _with_places(args[1]), *args[2:]]
         if func in (_ASSIGN, _TAKE) and _has_open_place(args[1]):
             row, rest = _row(args[0], args[1])
             args = (row, rest, *args[2:])
@@ -111,6 +113,13 @@ class Rewordings(TorchFunctionMode):
 
 def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     return args[1] if len(args) > 1 else named.get("num_classes", -1)
+
+
+def _with_places(index: Any) -> Any:
+    """An index with a tensor of the places that a list of an open length has."""
+    if isinstance(index, tuple):
+        return tuple(map(_with_places, index))
+    return index.whole() if isinstance(index, Steps) else index
 
 
 def _has_open_place(index: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -18,6 +19,8 @@ import torch
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CUTS = frozenset(cut.__name__ for cut in (torch.unbind, torch.split, torch.chunk))
+_TENSOR = re.compile(r"torch\.(tensor|as_tensor|(?P<typed>[A-Z]\w*Tensor))")
+"""What makes a tensor of a list."""
 _ASKED = {
     "list": "listed",
     "tuple": "as_tuple",
@@ -52,6 +55,16 @@ class _Lists(ast.NodeTransformer):
             self.cuts += 1
             return self._parts(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
+        made = _TENSOR.fullmatch(ast.unparse(node.func)) if node.args else None
+        if (made or name in ("list", "tuple")) and node.args and _is_call(node.args[0], "range"):
+            self.cuts += 1
+            kind = ast.Name("list", ast.Load()) if made else node.func
+            counting = [kind, node.args[0].func, *node.args[0].args]
+            node.args[0] = self._asking("counting", node, counting)
+            if not made:
+                return node.args[0]
+        if made and made["typed"] and len(node.args) == 1:
+            return self._asking("typed", node, [node.func, *node.args])
         if name not in _ASKED or len(node.args) != 1 or node.keywords:
             return node
         (value,) = node.args
@@ -63,8 +76,7 @@ class _Lists(ast.NodeTransformer):
             value = ast.copy_location(ast.ListComp(applied, [each]), value)
         if name == "reversed" and _is_call(value, "range"):
             return node
-        found = ast.Call(self._helper(_ASKED[name]), [node.func, value], [])
-        return ast.fix_missing_locations(ast.copy_location(found, node))
+        return self._asking(_ASKED[name], node, [node.func, value])
 
     def visit_List(self, node: ast.List | ast.Tuple) -> Any:
         """`[*some, another]`"""
@@ -78,8 +90,7 @@ class _Lists(ast.NodeTransformer):
             for each in node.elts
         ]
         name = "chained_tuple" if isinstance(node, ast.Tuple) else "chained"
-        found = ast.Call(self._helper(name), parts, [])
-        return ast.fix_missing_locations(ast.copy_location(found, node))
+        return self._asking(name, node, parts)
 
     visit_Tuple = visit_List
 
@@ -92,12 +103,21 @@ class _Lists(ast.NodeTransformer):
         """The helper's call in the place of a cut."""
         assert isinstance(call.func, ast.Attribute)
         of = [] if ast.unparse(call.func.value) == "torch" else [call.func.value]
-        helper = self._helper("parts")
-        found = ast.Call(helper, [ast.Constant(call.func.attr), *of, *call.args], call.keywords)
-        return ast.fix_missing_locations(ast.copy_location(found, call))
+        given = [ast.Constant(call.func.attr), *of, *call.args]
+        return self._asking("parts", call, given, call.keywords)
 
-    def _helper(self, name: str) -> ast.expr:
-        return ast.parse(f"{self._helpers}.{name}", mode="eval").body
+    def _asking(
+        self,
+        name: str,
+        at: ast.expr,
+        given: list[ast.expr],
+        named: list[ast.keyword] | None = None,
+    ) -> ast.expr:
+        """A helper's call in the place of an expression."""
+        helper = ast.parse(f"{self._helpers}.{name}", mode="eval").body
+        return ast.fix_missing_locations(
+            ast.copy_location(ast.Call(helper, given, named or []), at)
+        )
 
 
 class _Writer:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from attngraph.frontend.rewording.loop_lists import Steps
+
 
 def of_sizes(
     func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
@@ -36,6 +38,9 @@ def of_sizes(
         like, *rest = args if func is torch.Tensor.new_tensor else (None, *args)
         data = rest[0] if rest else named.get("data")
         device = named.get("device") or (None if like is None else like.device)
+        if isinstance(data, Steps):
+            whole: torch.Tensor = data.whole()
+            return whole.to(dtype=named.get("dtype"), device=device, copy=True)
         if _has_open_floats(data):
             return _made(data, dtype=named.get("dtype"), device=device)
         if isinstance(data, (list, tuple)) and _has_tensors(data):

@@ -1,0 +1,59 @@
+"""`cat` and `stack` under torch.vmap, whose rule in C++ asks for sizes as numbers.
+
+A loop that carries nothing runs under vmap, for all steps at once. What its steps join is joined
+with the axis of the steps as one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._functorch import is_batchedtensor, maybe_get_level
+from torch._functorch import predispatch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.overrides import TorchFunctionMode
+
+from attngraph.frontend.rewording.loop_lists import Steps
+
+_JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
+
+
+class BatchedJoins(TorchFunctionMode):
+    """Within it, what vmap hands on is joined without its rule.
+
+    It is to be entered in the code that is traced: a trace keeps the calls that are made here.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in _JOINS and args:
+            axis = named.get("dim", args[1] if len(args) > 1 else 0)
+            if isinstance(args[0], Steps):
+                with self:
+                    return args[0].joined(axis, new=func is torch.stack)
+            if _is_batched(args[0]):
+                return _joined(func, args[0], axis)
+        return func(*args, **named)
+
+
+def _is_batched(parts: Any) -> bool:
+    """Whether some of them have the axis of the innermost vmap."""
+    if not isinstance(parts, (list, tuple)):
+        return False
+    levels = [maybe_get_level(part) for part in parts if is_batchedtensor(part)]
+    return bool(levels) and _innermost().level() in levels
+
+
+def _joined(func: Callable[..., Any], parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    level, count = _innermost().level(), _innermost().batch_size()
+    axis %= parts[0].dim() + (func is torch.stack)
+    whole: Any = [predispatch._remove_batch_dim(part, level, count, 0) for part in parts]
+    return predispatch._add_batch_dim(func(whole, axis + 1), 0, level)
+
+
+def _innermost() -> Any:
+    return retrieve_current_functorch_interpreter()
