@@ -17,6 +17,7 @@ from attngraph.compiling.compiler import optimize
 from attngraph.errors import CaptureError
 from attngraph.frontend.capture import capture
 from attngraph.ir import interpret
+from tests.variants import some_wide
 
 Formula = Callable[[Tensor, Tensor], Tensor]
 SHAPES = ({0: Dim.AUTO, 1: Dim.AUTO}, None)
@@ -52,7 +53,7 @@ FORMULAS: dict[str, Formula] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", some_wide(FORMULAS))
 def test_a_number_is_what_the_tensor_holds(name: str) -> None:
     model = Of(FORMULAS[name])
     captured = capture(model, (torch.randn(2, 5, 8), torch.tensor(0.3)), dynamic_shapes=SHAPES)

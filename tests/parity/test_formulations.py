@@ -35,7 +35,7 @@ def _optimized(formulation: Formulation, dynamic: bool) -> Optimized:
 def _runs(field: str) -> list[ParameterSet]:
     """Every formulation, static and dynamic; where `field` names a defect it must still fail.
 
-    Every second is `wide`, for the time that `make test` may take. That of static sizes is `wide`
+    Three of four are `wide`, for the time that `make test` may take. That of static sizes is `wide`
     or `slow` where there is the other.
     """
     runs = []
@@ -43,12 +43,12 @@ def _runs(field: str) -> list[ParameterSet]:
         reason = getattr(formulation, field) or formulation.broken
         known = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
         static = [] if reason.startswith("dynamic: ") else known
-        second = [pytest.mark.wide] if number % 2 else []
+        most = [pytest.mark.wide] if number % 4 else []
         again = [pytest.mark.slow if number % 3 else pytest.mark.wide]
-        marks = [*static, *(again if formulation.dynamic else second)]
+        marks = [*static, *(again if formulation.dynamic else most)]
         runs.append(pytest.param(formulation, False, id=name, marks=marks))
         if formulation.dynamic:
-            marks = [*known, *second]
+            marks = [*known, *most]
             runs.append(pytest.param(formulation, True, id=f"{name}-dynamic", marks=marks))
     return runs
 

@@ -25,6 +25,7 @@ from attngraph.export.target import Target
 from attngraph.ir import Graph, interpret
 from tests.export.lowered import assert_same, graph_of, random_inputs, run, session_of
 from tests.export.lowering.test_attention import hostile
+from tests.variants import some_wide
 
 LENGTHS = (1, 2, 7, 8, 9, 15, 63)
 """Around the number of blocks and its multiples."""
@@ -99,7 +100,7 @@ def test_causal_at_any_length(name: str, form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", BLOCKS, ids=lambda form: form.name)
-@pytest.mark.parametrize("name", CAUSALS)
+@pytest.mark.parametrize("name", some_wide(CAUSALS))
 def test_blocks_above_a_length_and_one_mask_below_it(name: str, form: Form) -> None:
     model = written(CAUSALS[name], form, start=form.blocks**2, below=MASKED)
     at = form.blocks**2

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from tests.export.lowered import assert_same, module, run, session_of
+from tests.variants import some_wide
 
 B = 3
 """The batch of the samples; a tensor whose first axis has this size is run with another as well."""
@@ -155,7 +156,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce", "ignore:The reduce argument")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_wide(CASES))
 @pytest.mark.parametrize(
     "dynamic",
     [pytest.param(False, marks=pytest.mark.wide, id="static"), pytest.param(True, id="batch")],
