@@ -389,12 +389,13 @@ def _widen(
     Whether anything was given another.
 
     A step that would see the difference, as by a sum, is another function: the check of the trace
-    tells.
+    tells. It is given copies: of what is read as a number here torch keeps that number, and would
+    take it for that of every step.
     """
     before = list(leaves)
     now = pytree.tree_map(lambda each: each.new_zeros(each.shape[1:]), [*items])
     for _ in range(_WIDER):
-        after, _ = step([leaves[at] for at in places], now)
+        after, _ = step([leaves[at].clone() for at in places], now)
         is_same = True
         for at, last in zip(places, after, strict=True):
             first, sizes = _sizes(leaves[at]), _sizes(last)
