@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attngraph.analysis.layout.contraction import einsum_terms
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.ir import Builder, Graph, Node, Value
 from attngraph.ir.dims import same_shape
-from attngraph.ir.traits import MATMUL, MULTIPLICATIVE
+from attngraph.ir.traits import LAYOUT, MATMUL, MULTIPLICATIVE
 
 
 def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]]:
@@ -31,9 +32,20 @@ def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]
             continue
         if len(factor.shape) != len(scores.shape) or factor.shape[-1] != 1:
             continue
+        if _is_cut_to_0(factor):
+            continue  # infinite weights, whose sum with values of both signs is NaN
         build = Builder(graph, node, node.loc)
         numerator = build(node.op, scores, *node.inputs[1:], **node.attrs)
         yield numerator, (node.output, build(weights.op, numerator, factor, **weights.attrs))
+
+
+def _is_cut_to_0(value: Value) -> bool:
+    """Whether it is 0 where what it is made of is negative, as a clamp or a ReLU makes it."""
+    node, bounds = value.producer, Intervals()
+    while node is not None and node.op in LAYOUT and node.inputs[0] is not None:
+        value, node = node.inputs[0], node.inputs[0].producer
+    given = () if node is None else [each for each in node.inputs if each is not None]
+    return bounds.of(value)[0] == 0 and any(bounds.of(each)[0] < 0 for each in given)
 
 
 def _sums_last(node: Node) -> bool:
