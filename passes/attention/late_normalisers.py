@@ -12,7 +12,15 @@ from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.ir import Builder, Graph, Node, Value
 from attngraph.ir.dims import same_shape
-from attngraph.ir.traits import LAYOUT, MATMUL, MULTIPLICATIVE
+from attngraph.ir.traits import (
+    ADDITIVE,
+    LAYOUT,
+    MATMUL,
+    MULTIPLICATIVE,
+    POINTWISE,
+    RECIPROCAL,
+    SHIFT,
+)
 
 
 def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]]:
@@ -32,20 +40,21 @@ def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]
             continue
         if len(factor.shape) != len(scores.shape) or factor.shape[-1] != 1:
             continue
-        if _is_cut_to_0(factor):
+        if _may_be_cut_to_0(factor):
             continue  # infinite weights, whose sum with values of both signs is NaN
         build = Builder(graph, node, node.loc)
         numerator = build(node.op, scores, *node.inputs[1:], **node.attrs)
         yield numerator, (node.output, build(weights.op, numerator, factor, **weights.attrs))
 
 
-def _is_cut_to_0(value: Value) -> bool:
-    """Whether it is 0 where what it is made of is negative, as a clamp or a ReLU makes it."""
-    node, bounds = value.producer, Intervals()
-    while node is not None and node.op in LAYOUT and node.inputs[0] is not None:
+def _may_be_cut_to_0(value: Value) -> bool:
+    """Whether a clamp, a ReLU or a mask may have made a 0 of it, which no sum of scores is then."""
+    node = value.producer
+    while node is not None and node.op in LAYOUT | RECIPROCAL and node.inputs[0] is not None:
         value, node = node.inputs[0], node.inputs[0].producer
-    given = () if node is None else [each for each in node.inputs if each is not None]
-    return bounds.of(value)[0] == 0 and any(bounds.of(each)[0] < 0 for each in given)
+    if node is None or node.op not in POINTWISE or node.op in ADDITIVE | SHIFT:
+        return False
+    return Intervals().of(value)[0] <= 0
 
 
 def _sums_last(node: Node) -> bool:

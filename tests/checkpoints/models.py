@@ -11,6 +11,10 @@ import torch
 from attngraph.frontend.files.load import Loaded
 from tests.models import present
 
+SMALL: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
+"""Of most configs, without a vocabulary."""
 _TEXT: dict[str, Any] = {
     "hidden_size": 32,
     "num_attention_heads": 2,

@@ -74,6 +74,13 @@ def _by_row(mode: str, tokens: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def _unit(model: Any, given: dict[str, Tensor], mode: str) -> Tensor:
+    """What a model's tokens are pooled to, of length 1."""
+    with torch.no_grad():
+        tokens = model(**given).last_hidden_state
+    return torch.nn.functional.normalize(_by_row(mode, tokens, given["attention_mask"]), dim=-1)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize(
     "mode", ["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"]
@@ -137,12 +144,7 @@ def test_a_model_may_lie_in_a_folder_of_its_own(tmp_path: Path) -> None:
     entries[0]["path"] = inner.name
     (folder / "modules.json").write_text(json.dumps(entries))
     given, found = _results(attngraph.optimize_checkpoint(folder), tmp_path / "out")
-    model: Any = BertModel.from_pretrained(inner)
-    with torch.no_grad():
-        tokens = model(**given).last_hidden_state
-    expected = torch.nn.functional.normalize(
-        _by_row("mean", tokens, given["attention_mask"]), dim=-1
-    )
+    expected = _unit(BertModel.from_pretrained(inner), given, "mean")
     torch.testing.assert_close(found["sentence_embedding"], expected, rtol=1e-5, atol=1e-6)
     written = {str(each.relative_to(tmp_path / "out")) for each in (tmp_path / "out").rglob("*.*")}
     assert written == {
@@ -170,12 +172,7 @@ def test_a_decoder_with_stages_is_an_embedding_model(tmp_path: Path) -> None:
     assert made.report.notes[0].endswith("--task text-generation compiles what it was saved as.")
     given, found = _results(made, tmp_path / "out")
     assert made.task == "feature-extraction"
-    model: Any = LlamaModel.from_pretrained(folder)
-    with torch.no_grad():
-        tokens = model(**given).last_hidden_state
-    expected = torch.nn.functional.normalize(
-        _by_row("lasttoken", tokens, given["attention_mask"]), dim=-1
-    )
+    expected = _unit(LlamaModel.from_pretrained(folder), given, "lasttoken")
     torch.testing.assert_close(found["sentence_embedding"], expected, rtol=1e-5, atol=1e-5)
 
 

@@ -201,6 +201,31 @@ def test_weights_are_normalised_late_only_where_their_last_axis_is_summed() -> N
     assert written("5, 5", "1, 5", "5, 3", "aten.matmul(%w, %v)") == 0
 
 
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ("aten.sum.dim_IntList(%s) {dim = [-1], keepdim = true}", 1),
+        ("aten.clamp_min(%total) {min = 1e-06}", 1),
+        ("aten.clamp_min(%total) {min = 0.0}", 0),  # of a sum below 0, whose scores aren't 0
+        ("aten.relu(%total)", 0),
+        ("aten.mul.Tensor(%total, %shown)", 0),
+    ],
+)
+def test_weights_are_normalised_late_only_by_what_nothing_cuts_to_0(made: str, found: int) -> None:
+    """Infinite weights have another sum with values of both signs: NaN."""
+    graph = parse(f"""graph @main {{
+  input %s : f32[2, 5, 5]
+  input %v : f32[2, 5, 3]
+  input %shown : f32[2, 5, 1]
+  %total = aten.sum.dim_IntList(%s) {{dim = [-1], keepdim = true}}
+  %d = {made}
+  %w = aten.div.Tensor(%s, %d)
+  %y = aten.matmul(%w, %v)
+  return %y
+}}""")
+    assert len(list(late_normalisers(graph))) == found
+
+
 def test_channels_before_tokens_are_read_and_their_small_factors_permuted() -> None:
     before, after = _graph(written.ChannelsFirst)
     (site,) = _sites(after)

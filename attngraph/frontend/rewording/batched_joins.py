@@ -15,9 +15,7 @@ from torch._functorch import predispatch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.overrides import TorchFunctionMode
 
-from attngraph.frontend.rewording.loop_lists import Steps
-
-_JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
+from attngraph.frontend.rewording.loop_lists import JOINS, Steps, axis_of_join
 
 
 class BatchedJoins(TorchFunctionMode):
@@ -30,8 +28,8 @@ class BatchedJoins(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
-        if func in _JOINS and args:
-            axis = named.get("dim", args[1] if len(args) > 1 else 0)
+        if func in JOINS and args:
+            axis = axis_of_join(args, named)
             if isinstance(args[0], Steps):
                 with self:
                     return args[0].joined(axis, new=func is torch.stack)

@@ -36,11 +36,29 @@ def unasked_formats() -> Iterator[None]:
     torch asks each result, and an answer that is the sample's alone stays as a condition: of
     `x[:, :n]`, cut out of what was padded to a multiple of 3, that n is one.
     """
-    unknown = patch.object(
-        shape_prop, "is_contiguous_for_memory_format_or_false", lambda *_, **__: False
-    )
-    with unknown:
+    name = "is_contiguous_for_memory_format_or_false"
+    with patch.object(shape_prop, name, lambda *_, **__: False, create=True):
         yield
+
+
+class Copies:
+    """Copies in the place of what torch copies at some sizes, and at others gives as it is.
+
+    They are that only where neither the tensor nor its copy is written to later: torch counts the
+    writes to a tensor and to all views of it.
+    """
+
+    def __init__(self) -> None:
+        self._counts: list[tuple[torch.Tensor, int]] = []
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone(memory_format=torch.contiguous_format)
+        self._counts += [(each, each._version) for each in (tensor, copy)]
+        return copy
+
+    @property
+    def are_written(self) -> bool:
+        return any(each._version != count for each, count in self._counts)
 
 
 def lies_contiguous(tensor: torch.Tensor) -> bool | None:

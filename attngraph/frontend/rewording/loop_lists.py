@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch.utils import _pytree as pytree
+
+JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
 
 
 class Unread(Exception):
@@ -252,7 +254,13 @@ def _is_same(size: Any, other: Any) -> bool:
     return bool(one == two)
 
 
-def is_pythons(called: object, own: object) -> bool:
+def axis_of_join(args: Sequence[Any], named: Mapping[str, Any]) -> int:
+    """Of a call of `JOINS`."""
+    axis: int = named.get("dim", args[1] if len(args) > 1 else 0)
+    return axis
+
+
+def is_builtin(called: object, own: object) -> bool:
     """Whether what a name stands for is Python's own, or during a trace ours, of open sizes."""
     return called is own or str(getattr(called, "__module__", "")).startswith("attngraph.")
 
@@ -294,7 +302,7 @@ class Lists:
 
     @staticmethod
     def length(plain: Callable[..., Any], value: Any) -> Any:
-        if not is_pythons(plain, len):
+        if not is_builtin(plain, len):
             return plain(value)
         if isinstance(value, Steps):
             return value.count

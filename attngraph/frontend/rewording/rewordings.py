@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from attngraph.frontend.rewording.contiguity import lies_contiguous
+from attngraph.frontend.rewording.contiguity import Copies, lies_contiguous
 from attngraph.frontend.rewording.cut_for_memory import CUTS, place
 from attngraph.frontend.rewording.fixed_sizes import with_open_sizes
 from attngraph.frontend.rewording.hit_loops import Hits
-from attngraph.frontend.rewording.loop_lists import Steps
+from attngraph.frontend.rewording.loop_lists import JOINS, Steps, axis_of_join
 from attngraph.frontend.rewording.scalars import of_sizes
 from attngraph.frontend.rewording.scaled_images import scaled
 from attngraph.frontend.rewording.tied_sizes import Ties
@@ -24,9 +24,8 @@ _DATA: Any = torch.Tensor.data
 _DATA_OF = _DATA.__get__
 _ASSIGN: Any = torch.Tensor.__setitem__
 _TAKE: Any = torch.Tensor.__getitem__
-_JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
 _CHUNKS = (torch.chunk, torch.Tensor.chunk)
-_LYING = (
+_MAY_COPY = (
     torch.Tensor.contiguous,
     *(getattr(of, name) for of in (torch, torch.Tensor) for name in ("reshape", "flatten")),
 )
@@ -47,16 +46,22 @@ class Rewordings(TorchFunctionMode):
     as well. A place that is a size, as in `x[:, n // 2] = 1`, is a row that is taken first; torch
     makes a number of it, as it does of what scalars.py and fixed_sizes.py compute. A `cdist` of
     more than 25 rows is computed as one of fewer. What copies at some sizes, as
-    `contiguous()` does of an axis that is cut, copies. Any other call that cuts an open axis is
-    added to `cuts`, or at these places gives it `whole`. With `hits` a loop over the places where a
-    mask is true has a turn for each place.
+    `contiguous()` does of an axis that is cut, does so at all with `copies`. Any other call that
+    cuts an open axis is added to `cuts`, or at these places gives it `whole`. With `hits` a loop
+    over the places where a mask is true has a turn for each place.
     """
 
     def __init__(
-        self, cuts: set[Place], whole: Collection[Place], hits: Hits | None, ties: Ties
+        self,
+        cuts: set[Place],
+        whole: Collection[Place],
+        hits: Hits | None,
+        ties: Ties,
+        copies: Copies | None,
     ) -> None:
         super().__init__()
         self._cuts, self._whole, self._hits, self._ties = cuts, whole, hits, ties
+        self._copies = copies
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -75,16 +80,16 @@ class Rewordings(TorchFunctionMode):
             scale = named.pop("scale")
             query, args = (args[0], args[1:]) if args else (named.pop("query"), ())
             return func(query * scale, *args, **named, scale=1.0)
-        if func in _LYING and args and lies_contiguous(args[0]) is None:
-            args = [args[0].clone(memory_format=torch.contiguous_format), *args[1:]]
+        copies = self._copies if func in _MAY_COPY and args else None
+        if copies is not None and lies_contiguous(args[0]) is None:
+            args = [copies.of(args[0]), *args[1:]]
         if func is torch.cdist and named.get("compute_mode", "").endswith("if_necessary"):
             named["compute_mode"] = "donot_use_mm_for_euclid_dist"
         for computed in (of_sizes, with_open_sizes, scaled):
             if (found := computed(func, args, named)) is not None:
                 return found
-        if func in _JOINS and args and isinstance(args[0], Steps):
-            axis = named.get("dim", args[1] if len(args) > 1 else 0)
-            return args[0].joined(axis, new=func is torch.stack)
+        if func in JOINS and args and isinstance(args[0], Steps):
+            return args[0].joined(axis_of_join(args, named), new=func is torch.stack)
         if func in _SLICES and len(args) > 3 and _is_below(args[3]):
             args = [*args[:3], args[0].shape[args[1]] + args[3], *args[4:]]
         if func in CUTS and args:

@@ -27,7 +27,7 @@ from attngraph.frontend.rewording.branches import followed_branches
 from attngraph.frontend.rewording.checked_types import unchecked_types
 from attngraph.frontend.rewording.comparisons import open_extremes
 from attngraph.frontend.rewording.constants import depends_on_data, known_in_text
-from attngraph.frontend.rewording.contiguity import unasked_formats
+from attngraph.frontend.rewording.contiguity import Copies, unasked_formats
 from attngraph.frontend.rewording.distributions import unvalidated
 from attngraph.frontend.rewording.hit_loops import Hits, does_nothing_else
 from attngraph.frontend.rewording.memoised import forgetting, looks_up_a_size
@@ -190,6 +190,7 @@ class _Attempt:
     questions: list[Question] = field(default_factory=list)
     branches: dict[Place, bool] = field(default_factory=dict)
     jumps: dict[Place, bool] = field(default_factory=dict)
+    copies: Copies | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,7 @@ class _Attempts:
         self._follows = bool(self.subject.sides) or self.subject.way is not None
         self._hits = None if self.subject.sides is None else Hits()
         self._parts: dict[tuple[sympy.Expr, int], None] = {}
+        self._copies = True
 
     def next(self) -> Traced | None:
         """A trace, or None where another attempt may give one. Raises what the last error says."""
@@ -239,6 +241,9 @@ class _Attempts:
             if before is not None and before.traced is not None:
                 return before.traced
             self._answer(error, attempt)
+            return None
+        if attempt.copies is not None and attempt.copies.are_written:
+            self._copies = False
             return None
         hits = self._hits
         if hits is not None and hits.places:
@@ -283,7 +288,8 @@ class _Attempts:
             if self.before is None:
                 stack.enter_context(seen_ties(subject.module, attempt.requests, ties))
             cuts, whole = self.numbers.cuts, self._known.whole
-            stack.enter_context(Rewordings(cuts, whole, self._hits, ties))
+            attempt.copies = Copies() if self._copies else None
+            stack.enter_context(Rewordings(cuts, whole, self._hits, ties, attempt.copies))
             for context in (forgetting, quiet):
                 stack.enter_context(context())
             # torch would keep each result under its symbolic sizes, for good, and read none
