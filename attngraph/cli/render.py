@@ -66,7 +66,8 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     page.items(Text("  rewrites", "dim"), _rewrites(report), _INDENT)
     total = Text(f"{sum(report.timings.values()):.1f} s")
     stages = [Text(f"{name} {seconds:.2f}", "dim") for name, seconds in report.timings.items()]
-    page.items(Text("  time", "dim"), [total, *stages], _INDENT)
+    if stages:
+        page.items(Text("  time", "dim"), [total, *stages], _INDENT)
     for note in report.notes:
         _field(page, "note", Text(note))
     for group in site_groups(report.sites):
@@ -132,8 +133,10 @@ def print_verification(found: Verification) -> None:
 def _figures(output: OutputParity) -> Text:
     mark = ("passed", "green") if output.passed else ("FAILED", "bold red")
     figures = f", error {output.error:.1e}"
+    if output.reference in ("float64", "eager"):
+        figures += f", eager's own {output.reference_error:.1e}"
     if output.reference != "exact":
-        figures += f", eager's own {output.reference_error:.1e}, budget {output.budget:.1e}"
+        figures += f", budget {output.budget:.1e}"
     where = f" at {output.case}" if "=" in output.case else f" {output.case}"
     return Text.assemble(mark, figures, (where.rstrip(), "dim"))
 
@@ -215,11 +218,9 @@ def _print_parity(page: Page, parity: Parity | None, coverage: Coverage | None) 
     if parity is None:
         _field(page, "parity", Text("not checked (--verify off)", "yellow"))
         return
-    figures = {
-        "error": parity.error,
-        "eager's own": parity.reference_error,
-        "budget": parity.budget,
-    }
+    figures = {"error": parity.error, "budget": parity.budget}
+    if parity.reference != "parts":
+        figures = {"error": parity.error, "eager's own": parity.reference_error, **figures}
     parts = [Text(f"{what} {figure:.1e}") for what, figure in figures.items()]
     verdict = [Text("passed", "green")]
     if coverage is not None:
@@ -232,6 +233,8 @@ def _print_parity(page: Page, parity: Parity | None, coverage: Coverage | None) 
         page.items("", where, _INDENT)
     if parity.reference == "eager":
         _field(page, "", Text("against eager: float64 can't serve as the reference", "yellow"))
+    if parity.reference == "parts":
+        _field(page, "", Text("against the other two files, which were compared with eager", "dim"))
     for note in parity.notes:
         _field(page, "", Text(note, "dim"))
 

@@ -200,8 +200,8 @@ def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Case
             continue
         batch, length, past = fitting
         padding = inputs.mask(batch, past + length)
-        more = "".join(f", {name}={size}" for name, size in rest.items())
-        label = f"batch={batch}, seq={length}, past={past}{more}"
+        named = {**dict(zip(names, fitting, strict=True)), **rest}
+        label = ", ".join(f"{name}={size}" for name, size in named.items())
         cases[label] = inputs.all(inputs.taken(batch, length), padding, past, rest)
     if not cases:
         required = ", ".join(map(shown, limits.limits()))

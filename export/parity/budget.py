@@ -92,9 +92,10 @@ FACTOR: dict[Precision, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 @dataclass(frozen=True)
 class OutputParity:
     """One output's figures. Errors are relative to the output's scale in `norm`; for integers and
-    bools (`reference` "exact") `error` is the share of elements that differ. `compared` counts the
-    elements whose values were compared: a NaN or an infinity stands where it should or doesn't, and
-    says nothing of the numbers.
+    bools (`reference` "exact") `error` is the share of elements that differ. A file made of others
+    is held against "parts", themselves held against eager. `compared` counts the elements whose
+    values were compared: a NaN or an infinity stands where it should or doesn't, and says nothing of
+    the numbers.
     """
 
     name: str
@@ -103,7 +104,7 @@ class OutputParity:
     reference_error: float
     budget: float
     passed: bool
-    reference: Literal["float64", "eager", "exact"] = "float64"
+    reference: Literal["float64", "eager", "exact", "parts"] = "float64"
     norm: Literal["max", "rms", "mismatch"] = "max"
     note: str = ""
     case: str = ""
@@ -153,10 +154,10 @@ class Parity:
         return self.worst.budget
 
     @property
-    def reference(self) -> Literal["float64", "eager"]:
+    def reference(self) -> Literal["float64", "eager", "parts"]:
         """What the candidate was held against; "eager" if any output had no float64 form."""
-        fallen_back = any(output.reference == "eager" for output in self.outputs)
-        return "eager" if fallen_back else "float64"
+        held = {output.reference for output in self.outputs}
+        return "parts" if "parts" in held else "eager" if "eager" in held else "float64"
 
     @property
     def uncompared(self) -> tuple[str, ...]:

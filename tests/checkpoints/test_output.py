@@ -353,6 +353,9 @@ def test_an_encoder_decoder_becomes_its_files(
         assert told.count(str(tmp_path / "out" / name)) == 1
         assert f"→ {tmp_path / 'out' / name}</h1>" in shown
     assert told.count("parity passed") == shown.count('class="good">✓ Within') == len(files)
+    for text in (told, shown):  # the merged file is compared with those that it is made of
+        assert text.count("the other two files, which were compared with eager") == 1
+        assert "float64 can't serve" not in text
     ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     model: Any = BartForConditionalGeneration.from_pretrained(source)
     expected = GenerationMixin.generate(model, ids, max_new_tokens=8, do_sample=False)

@@ -243,6 +243,8 @@ def test_one_file_begins_and_goes_on(name: str) -> None:
     """As optimum and transformers.js run it: hidden states and no cache, then its own presents."""
     module, model = compiled(name)
     assert model.merged is not None
+    assert model.merged.report.parity is not None
+    assert model.merged.report.parity.reference == "parts"
     session, source = model.merged.session, sources(module, 3)
     hidden = model.encoder_session.run(source)[0]
     held = {"encoder_hidden_states": hidden}
