@@ -94,8 +94,8 @@ class OutputParity:
     """One output's figures. Errors are relative to the output's scale in `norm`; for integers and
     bools (`reference` "exact") `error` is the share of elements that differ. A file made of others
     is held against "parts", themselves held against eager. `compared` counts the elements whose
-    values were compared: a NaN or an infinity stands where it should or doesn't, and says nothing of
-    the numbers.
+    values were compared: a NaN or an infinity stands where it should or doesn't, and says nothing
+    of the numbers.
     """
 
     name: str

@@ -139,9 +139,32 @@ def test_types_are_those_of_a_run(check: Callable[[Tensor, Tensor], None]) -> No
 def test_what_only_a_trace_raises_says_so() -> None:
     class Traced(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            if torch.compiler.is_exporting():
-                raise RuntimeError("not for export")
+            if torch._C._len_torch_dispatch_stack() > 0:
+                raise RuntimeError("in a mode")
             return x.softmax(-1)
 
-    with pytest.raises(CaptureError, match=r"not for export\. In a trace the model raises this"):
+    with pytest.raises(CaptureError, match=r"in a mode\. In a trace the model raises this"):
         capture(Traced(), (torch.randn(2, 3),))
+
+
+def _unless_exported(x: Tensor, keep: Tensor) -> None:
+    if torch.compiler.is_exporting():
+        raise NotImplementedError("not for export")
+
+
+def _of_the_mask(x: Tensor, keep: Tensor) -> None:
+    """A mask that only a trace makes, of another size than the scores."""
+    size = x.shape[1] + 1 if torch.compiler.is_compiling() else x.shape[1]
+    if keep.new_ones(size).shape != keep.shape[1:]:
+        raise ValueError("a mask of another size")
+
+
+@pytest.mark.parametrize("check", [_unless_exported, _of_the_mask])
+def test_what_only_a_trace_is_asked_for_is_left_out(
+    check: Callable[[Tensor, Tensor], None],
+) -> None:
+    module = Checked(check)
+    optimized = _compiled(module)
+    for batch, seq in ((1, 1), (2, 5), (4, 12)):
+        inputs = _sample(batch, seq)
+        torch.testing.assert_close(optimized(*inputs), module(*inputs))

@@ -323,7 +323,7 @@ class _Attempts:
             return
         if self._hits is not None and self._hits.shorten(message):
             return
-        helped = self.remedies.take(message)
+        helped = self.remedies.take(error)
         if not self.settled and len(numbers) > len(self._known):
             raise OtherNumbersError(message) from error
         if helped:

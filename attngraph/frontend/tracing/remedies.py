@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 
@@ -12,6 +13,7 @@ from attngraph.frontend.rewording.comparisons import decided_comparisons, wants_
 from attngraph.frontend.rewording.constants import depends_on_data, known_constants
 from attngraph.frontend.rewording.contiguity import excludes_a_size, undecided_contiguity
 from attngraph.frontend.rewording.counted_bins import counted_bins
+from attngraph.frontend.tracing.trace_errors import raises_itself
 
 _FIXES = "your code specialized it to be a constant"
 
@@ -26,6 +28,21 @@ def _compiled_anew() -> Iterator[None]:
     """
     torch._dynamo.reset()
     yield
+
+
+@contextmanager
+def _as_in_a_run() -> Iterator[None]:
+    """`torch.compiler.is_exporting()` and `is_compiling()` say no.
+
+    Code that asks them computes something else in a trace than in a run, and what fails in the one
+    may be left out of the other: transformers makes no mask where there is nothing to hide, but for
+    a trace a full one, whose size need not be that of the layers behind it.
+    """
+    with (
+        patch.object(torch.compiler, "is_exporting", lambda: False),
+        patch.object(torch.compiler, "is_compiling", lambda: False),
+    ):
+        yield
 
 
 _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
@@ -43,9 +60,11 @@ class Remedies:
 
     taken: list[Callable[[], AbstractContextManager[None]]] = field(default_factory=list)
 
-    def take(self, message: str) -> bool:
+    def take(self, error: Exception) -> bool:
         """Takes all that may help against an error; whether there are any."""
-        found = [cure for cure, helps in _REMEDIES.items() if helps(message)]
+        found = [cure for cure, helps in _REMEDIES.items() if helps(str(error))]
+        if raises_itself(error):
+            found.append(_as_in_a_run)
         new = [cure for cure in found if cure not in self.taken]
         self.taken += new
         return bool(new)
