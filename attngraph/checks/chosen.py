@@ -28,6 +28,8 @@ from attngraph.export.parity.budget import Parity
 from attngraph.export.parity.reference import ReferenceOutputs
 
 _FACTOR = 4.0
+OTHERS = "the file's top-k takes others than the model does"
+"""Of the note on what was held with the file's choices."""
 NEARLY_TIED = (
     "The file chooses the largest of scores that are rounded to a half: where two are nearer to "
     "each other than that, it may take another than eager does, and such a row's result is another."
@@ -94,10 +96,10 @@ def held_as_chosen(
                 found[label] = parity
                 others, rows = others + choices.others, rows + choices.rows
     note = (
-        f"In {others} of {rows} rows, at {'; '.join(found)}, the file's top-k takes others than "
-        "the model does in its own precision or in float64. Their scores are nearer to each other "
-        "than rounding, so either may, and it was held against the model with the file's choices. "
-        "Such rows differ from eager's."
+        f"In {others} of {rows} rows, at {'; '.join(found)}, {OTHERS} in its own precision or in "
+        "float64. Their scores are nearer to each other than rounding, so either may, and it was "
+        "held against the model with the file's choices. Such rows differ from eager's. Where "
+        "scores are equal, only a choice by torch.sort(..., stable=True) is the same for both."
     )
     return found, note if found else ""
 

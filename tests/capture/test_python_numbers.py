@@ -84,8 +84,12 @@ def test_a_temperature_that_python_reads_is_folded_into_a_fused_attention() -> N
         (lambda x, t: x * (2.0 if float(t) > 0 else 1.0), "decides by a data-dependent condition"),
         (lambda x, t: F.leaky_relu(x, float(t)), "aten.leaky_relu .* reads at run time; keep it"),
         (lambda x, t: x[:, : int(t * 9)], "data-dependent|reads at run time"),
+        (
+            lambda x, t: x.topk(int(t * 9)).values,
+            "aten.topk .* reads at run time; keep it a tensor, or",
+        ),
     ],
-    ids=["branch", "attribute", "size"],
+    ids=["branch", "attribute", "size", "topk"],
 )
 def test_a_number_that_must_be_known_is_refused(formula: Formula, sentence: str) -> None:
     given = (torch.randn(2, 5, 8), torch.tensor(0.3))

@@ -148,7 +148,9 @@ class PythonNumbers:
         loc: Loc,
     ) -> Call:
         """The overload that takes tensors for fractions, and for the numbers beside them."""
-        result, dtype = node.meta["val"], self._dtype(node, given)
+        result = node.meta["val"]
+        result = result if isinstance(result, torch.Tensor) else result[0]  # of topk, the values
+        dtype = self._dtype(result, given)
         fractions = [key for key, value in given.items() if self._is_fraction(value)]
         if definition.name in _FILLS:
             (value,) = (self._as_tensor(given[key], result.dtype, loc) for key in fractions)
@@ -171,16 +173,16 @@ class PythonNumbers:
         if found is None:
             raise CaptureError(
                 f"{definition.name} at {loc} takes a number that .item() reads at run time; keep "
-                "it a tensor."
+                "it a tensor, or give a fixed number."
             )
         for arg in found.args:
             if arg.kind == "tensor" and arg.name in {*numbers, *fractions}:
                 given[arg.name] = self._as_tensor(given[arg.name], dtype, loc)
         return found.name, found, (), given
 
-    def _dtype(self, node: fx.Node, given: Mapping[str, Any]) -> torch.dtype:
-        """The dtype that a fraction is rounded to before it is computed with."""
-        result: torch.dtype = node.meta["val"].dtype
+    def _dtype(self, made: torch.Tensor, given: Mapping[str, Any]) -> torch.dtype:
+        """The dtype that a fraction is rounded to before what is `made` is computed with it."""
+        result = made.dtype
         if result is torch.bool:
             tensors = [v.meta["val"] for v in given.values() if isinstance(v, fx.Node)]
             likes = [torch.empty(1, dtype=t.dtype) for t in tensors if isinstance(t, torch.Tensor)]

@@ -71,13 +71,15 @@ def _summary(tried: Sequence[Record]) -> str:
     rows.append((f"all {len(names)}", "", *_counts(tried)))
     head = (
         "package", "version", "modules", "exported", "right", "whole", "fixed", "refused",
-        "crashed", "wrong", "unfinished", "torch.onnx: right", "fixed", "refused", "wrong",
+        "crashed", "tied", "wrong", "unfinished", "torch.onnx: right", "fixed", "refused", "wrong",
         "refused here, exported there",
     )  # fmt: skip
     note = (
         "Exported: right or fixed. Whole: right, with every attention fused. The last column "
         "counts modules that are not right here at all the sizes they were asked for, and are "
-        "there. Unfinished: more than five minutes on a busy machine.\n"
+        "there. Tied: not eager's in rows in which a top-k chooses among scores that are nearer to "
+        "each other than rounding, of which the compile's own note tells. Unfinished: more than "
+        "five minutes on a busy machine.\n"
     )
     return f"### Packages\n\n{table(head, rows)}\n{note}"
 
@@ -96,7 +98,7 @@ def _counts(group: Sequence[Record]) -> tuple[object, ...]:
         right + of("fixed"),
         share,
         whole,
-        *map(of, ("fixed", "refused", "crashed", "wrong", "unfinished")),
+        *map(of, ("fixed", "refused", "crashed", "tied", "wrong", "unfinished")),
     )
     behind = sum(_is_behind(record) for record in group)
     return (len(group), *ours, *map(theirs, ("right", "fixed", "refused", "wrong")), behind)

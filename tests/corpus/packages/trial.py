@@ -17,13 +17,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph import optimize
+from attngraph.checks.chosen import OTHERS
 from attngraph.errors import AttngraphError
 from tests.corpus.packages.kit import Built, build, find
 
 Record = dict[str, Any]
 """Keys: outcome, error, unseen, notes, fused, declined, seconds.
 
-`outcome` is "right", "fixed" (right at the sample's sizes, and an error at others), "wrong" (at
+`outcome` is "right", "fixed" (right at the sample's sizes, and an error at others), "tied" (not
+eager's at inputs where a top-k is free to choose, as the compile's own note says), "wrong" (at
 inputs that it takes), "refused" (an error of the compiler that names a cause), "crashed" (any other
 exception), or "absent" (the row's own code fails). `unseen` is the largest distance from eager.
 """
@@ -55,6 +57,9 @@ def attempt(label: str) -> Record:
         declined = [site.code for site in sites if site.status == "declined"]
         record["fused"] = sum(site.status == "fused" for site in sites)
         record["declined"] = dict(Counter(declined))
+        told = [note for note in optimized.report.notes if OTHERS in note]
+        if record["outcome"] == "wrong" and told:
+            record |= {"outcome": "tied", "notes": told}
         if record["outcome"] == "fixed":
             notes = [note for note in optimized.report.notes if " stays " in note]
             record["notes"] = [_plain(note) for note in notes]
