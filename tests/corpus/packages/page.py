@@ -75,7 +75,7 @@ def _summary(tried: Sequence[Record]) -> str:
         "refused here, exported there",
     )  # fmt: skip
     note = (
-        "Exported: right or fixed. Whole: right, with every attention fused. The last column "
+        "Exported: right, fixed or tied. Whole: right, with every attention fused. The last column "
         "counts modules that are not right here at all the sizes they were asked for, and are "
         "there. Tied: not eager's in rows in which a top-k chooses among scores that are nearer to "
         "each other than rounding, of which the compile's own note tells. Unfinished: more than "
@@ -95,7 +95,7 @@ def _counts(group: Sequence[Record]) -> tuple[object, ...]:
     whole = sum(record["outcome"] == "right" and not record["declined"] for record in group)
     share = f"{right} ({right / len(group):.0%})"
     ours = (
-        right + of("fixed"),
+        right + of("fixed") + of("tied"),
         share,
         whole,
         *map(of, ("fixed", "refused", "crashed", "tied", "wrong", "unfinished")),
