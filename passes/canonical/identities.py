@@ -12,7 +12,7 @@ from attngraph.analysis.values.matching import same_type
 from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import COMPLEMENT
+from attngraph.ir.traits import COMPLEMENT, RESHAPE
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 
@@ -141,12 +141,20 @@ def assigned_under_mask(rewriter: Rewriter, node: Node) -> Replacement:
 
 @rule("aten.neg", "aten.bitwise_not", "aten.logical_not")
 def double_negation(rewriter: Rewriter, node: Node) -> Replacement:
-    """−(−x), ~~x, and not not x of a bool, for which both kinds of not are one."""
+    """−(−x), ~~x, and not not x of a bool, for which both kinds of not are one, and the same with
+    a reshape between the two.
+    """
     source = source_of(node)
-    inner = source.producer
+    reshaped = source.producer if source.producer and source.producer.op in RESHAPE else None
+    inner = source.producer if reshaped is None else source_of(reshaped).producer
     if inner is None or inner.op not in (COMPLEMENT if source.dtype == torch.bool else (node.op,)):
         return None
-    return _only(node, source_of(inner))
+    if reshaped is None:
+        return _only(node, source_of(inner))
+    if source_of(inner).dtype != node.output.dtype:  # of a number
+        return None
+    attrs = {"shape": list(node.output.shape)}
+    return rewriter.emit("aten.reshape", [source_of(inner)], attrs, at=node, fused=[reshaped])
 
 
 @rule("aten.where.self")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 import sympy
@@ -27,6 +28,8 @@ def primitive(
     query = qkv[0]
     if site.scale != 1.0:
         query = ctx.op("Mul", query, ctx.constant(float(site.scale), site.dtype))
+    if site.heads == site.groups == 1 and site.past_key is None and site.sinks is None:
+        return _of_one_head(ctx, (query, *qkv[1:]), prepared, site)
     query = by_head(ctx, query, site.query.shape, site.heads)
     key, value = (
         by_head(ctx, packed, operand.shape, site.groups)
@@ -48,14 +51,35 @@ def primitive(
         for part, width in zip((key, value), widths, strict=True)
     )
     logits = ctx.op("MatMul", query, ctx.op("Transpose", key, perm=[0, 1, 3, 2]))
-    if site.softcap:
-        cap = ctx.constant(float(site.softcap), site.dtype)
-        logits = ctx.op("Mul", ctx.op("Tanh", ctx.op("Div", logits, cap)), cap)
+    logits = _capped(ctx, logits, site)
     past = as_dim(sympy.sympify(keys) - new)
     logits = _masked(ctx, logits, prepared, (past, as_dim(past + site.query.shape[1]), keys))
     weights = _softmax(ctx, logits, keys, site)
     packed = _packed(ctx, stacked(ctx, weights, value, keys, site.dtype), site)
     return packed, weights if site.weights else None, *presents
+
+
+def _of_one_head(
+    ctx: LoweringContext,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    site: Packed,
+) -> Emitted:
+    """The same without an axis of heads, which a few tokens would pay for at each step of a loop.
+
+    `qkv` has the scale.
+    """
+    query, key, value = qkv
+    keys = site.key.shape[1]
+    logits = ctx.op("MatMul", query, ctx.op("Transpose", key, perm=[0, 2, 1]))
+    logits = _capped(ctx, logits, site)
+    mask = prepared.attn_mask
+    if mask is not None:
+        prepared = replace(prepared, attn_mask=ctx.op("Squeeze", mask, ctx.constant([1])))
+    logits = _masked(ctx, logits, prepared, (0, site.query.shape[1], keys))
+    weights = ctx.op("Softmax", logits, axis=-1)
+    context = stacked(ctx, weights, value, keys, site.dtype)
+    return context, ctx.op("Unsqueeze", weights, ctx.constant([1])) if site.weights else None
 
 
 def _packed(ctx: LoweringContext, context: ir.Value, site: Packed) -> ir.Value:
@@ -88,6 +112,13 @@ def spelled_out(
     logits = _masked(ctx, logits, prepared, (0, shapes[0][2], shapes[1][2]))
     weights = ctx.op("Softmax", logits, axis=-1)
     return stacked(ctx, weights, value, shapes[1][2], dtype)
+
+
+def _capped(ctx: LoweringContext, logits: ir.Value, site: Packed) -> ir.Value:
+    if not site.softcap:
+        return logits
+    cap = ctx.constant(float(site.softcap), site.dtype)
+    return ctx.op("Mul", ctx.op("Tanh", ctx.op("Div", logits, cap)), cap)
 
 
 def _masked(
