@@ -181,3 +181,20 @@ def test_options_of_a_write_are_not_those_of_what_replaces_the_part() -> None:
     nodes = functional.functionalize(program).graph.nodes
     options = {str(node.target): dict(node.kwargs) for node in nodes if node.kwargs}
     assert options == {"aten.add.Tensor": {"alpha": 0.5}}
+
+
+def test_a_reader_that_torch_has_forgotten_is_one() -> None:
+    """torch.export leaves a reader out of a node's users now and then."""
+
+    def written(x: Tensor) -> Tensor:
+        chosen = (x[x[..., 0] > 0] * 2.0).clone()
+        chosen[:, 1] = chosen[:, 0]
+        return chosen[:, :2]
+
+    program = torch.export.export(Written(written), (torch.randn(2, 3, 4),))
+    for node in program.graph_module.graph.nodes:
+        if node.op == "call_function" and node.all_input_nodes:
+            for read in node.all_input_nodes:
+                read.users.pop(node)
+    found = functional.functionalize(program).graph
+    assert all(node in read.users for node in found.nodes for read in node.all_input_nodes)

@@ -70,6 +70,7 @@ def functionalize(program: ExportedProgram) -> Functional:
     Raises CaptureError where torch leaves a mutating operator in the graph.
     """
     module = program.graph_module
+    _know_their_users(module)
     _keep_the_shapes_of_buffers(module.graph)
     if not any(ask(module) for ask in (enables_autocast, batches, attends_flexibly)):
         found = _with_twins(program, inline(module))
@@ -87,6 +88,19 @@ def functionalize(program: ExportedProgram) -> Functional:
             "value; write it out of place."
         )
     return found
+
+
+def _know_their_users(module: fx.GraphModule) -> None:
+    """Puts every node among the users of what it reads.
+
+    torch.export 2.13 leaves out the size that it reads of a selection (jev of transformers), and fx
+    fails with a SystemError where such a node is given other arguments.
+    """
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                for read in node.all_input_nodes:
+                    read.users.setdefault(node)
 
 
 def _keep_the_shapes_of_buffers(graph: fx.Graph) -> None:
