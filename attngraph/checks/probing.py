@@ -21,6 +21,8 @@ _SINGLED_OUT = 8
 """Draws in which the positions of one mask are hidden one by one."""
 _BATCH = 4
 """Rows of a batch: one for each shape of a mask."""
+HIDDEN = "a row hidden"
+"""Of the label of a draw in which masks hide whole rows."""
 _SHAPES = ("padded on the left", "padded on the right", "with holes")
 _MAGNITUDES = (1e-6, 50.0, 1e6)
 """Factors of floats: what cuts at a number, small or large, shows at one of them."""
@@ -63,7 +65,7 @@ def draws_of(
     for hides_rows, scale in ((False, 2.0), (True, 0.5)):
         if not (masks or floats or (ids and not hides_rows)):
             continue
-        shape = "a row hidden" if hides_rows else "masks of every shape"
+        shape = HIDDEN if hides_rows else "masks of every shape"
         said = [shape] * masks + ["drawn ids"] * ids + [f"floats × {scale:g}"] * floats
         found.append(Draw(hides_rows, scale, ", ".join(said)))
         if masks and (floats or ids):

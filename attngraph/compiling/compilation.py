@@ -9,11 +9,13 @@ from functools import partial
 
 import torch
 
+from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.analysis.values.denormals import KEPT_KEY
 from attngraph.checks.bisect import blame
 from attngraph.checks.check import Check
 from attngraph.checks.chosen import Chosen, choices_of
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
+from attngraph.checks.probing import HIDDEN
 from attngraph.checks.rounded import taken_apart
 from attngraph.checks.stored import held_as_stored
 from attngraph.checks.traced import trace_differs
@@ -309,8 +311,19 @@ class Compilation:
         )
         return ParityError(
             f"The optimised {self.model.source} is out of its error budget: {parity}. "
-            f"{' '.join([culprit, *self.assumed])} Nothing was written."
+            f"{' '.join([culprit, *self.assumed, *of_hidden_rows(parity)])} Nothing was written."
         )
+
+
+def of_hidden_rows(parity: Parity) -> list[str]:
+    """What helps where a result is out of budget in nothing but rows without a key."""
+    cases = [output.case for output in parity.outputs if not output.passed]
+    if not cases or not all(HIDDEN in case for case in cases):
+        return []
+    return [
+        "It is so only where a mask hides all keys of a row: if none of yours does, say so with "
+        f"--assume {NO_MASKED_ROWS}."
+    ]
 
 
 def run_passes(
