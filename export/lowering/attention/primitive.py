@@ -14,7 +14,7 @@ from attngraph.export.lowering.attention.masks import Prepared, causal_mask
 from attngraph.export.lowering.attention.operator import sink_column
 from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import LoweringContext
-from attngraph.export.lowering.emission.products import stacked
+from attngraph.export.lowering.emission.products import may_be_empty, stacked
 from attngraph.ir.dims import Dim, as_dim
 
 
@@ -28,7 +28,7 @@ def primitive(
     query = qkv[0]
     if site.scale != 1.0:
         query = ctx.op("Mul", query, ctx.constant(float(site.scale), site.dtype))
-    if site.heads == site.groups == 1 and site.past_key is None and site.sinks is None:
+    if _needs_no_heads(ctx, site):
         return _of_one_head(ctx, (query, *qkv[1:]), prepared, site)
     query = by_head(ctx, query, site.query.shape, site.heads)
     key, value = (
@@ -57,6 +57,14 @@ def primitive(
     weights = _softmax(ctx, logits, keys, site)
     packed = _packed(ctx, stacked(ctx, weights, value, keys, site.dtype), site)
     return packed, weights if site.weights else None, *presents
+
+
+def _needs_no_heads(ctx: LoweringContext, site: Packed) -> bool:
+    """Whether there is one head, and no size that may be 0: products of no rows want the axis
+    (emission/products.py)."""
+    if site.heads > 1 or site.past_key is not None or site.sinks is not None:
+        return False
+    return not may_be_empty(ctx, (*site.query.shape, *site.key.shape, *site.value.shape))
 
 
 def _of_one_head(
