@@ -123,6 +123,8 @@ def _read_either(
         behind = _again(node, {}, "behind")
         first = _again(node, presents, "first")
         choice = _either(uses_cache, behind, first)
+        choice.name = node.name
+        choice.metadata_props.update(node.metadata_props)
         graph.insert_before(node, choice)
         for old, new in zip(node.outputs, choice.outputs, strict=True):
             new.name, new.type, new.shape = old.name, old.type, old.shape

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -356,6 +357,12 @@ def test_an_encoder_decoder_becomes_its_files(
     for text in (told, shown):  # the merged file is compared with those that it is made of
         assert text.count("the other two files, which were compared with eager") == 1
         assert "float64 can't serve" not in text
+    assert shown.count("<h2>Time</h2>") == 2  # what is made of the others takes none of its own
+    merged = onnx.load(tmp_path / "out" / files[0]).graph.node
+    places = {each.name: {p.key: p.value for p in each.metadata_props} for each in merged}
+    chosen = [each for each in merged if each.op_type == "If" and "attention" in each.name]
+    assert chosen
+    assert all("(model.decoder" in places[each.name]["attngraph.loc"] for each in chosen)
     ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     model: Any = BartForConditionalGeneration.from_pretrained(source)
     expected = GenerationMixin.generate(model, ids, max_new_tokens=8, do_sample=False)
