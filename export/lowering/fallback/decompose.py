@@ -30,6 +30,8 @@ from attngraph.ir.ops import call, flatten_call, op_def, op_name
 from attngraph.ir.storage import memory_of
 from attngraph.ir.types import TensorType
 
+_REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod, sympy.Mod)
+
 
 def decompose(
     node: Node, graph: Graph, has_lowering: Callable[[str], bool], *, formula: bool = True
@@ -58,11 +60,18 @@ def _is_again(part: Node, node: Node) -> bool:
 def _is_guess(condition: Any, node: Node) -> bool:
     """Whether a condition says of a size of the node's operands or result that it isn't 1, no more.
 
-    Or of their number of elements or a stride, or of one stride that it isn't the next one: torch
-    asks so whether they are contiguous.
+    Or of their number of elements or a stride, or of one stride that it isn't the next one, or no
+    multiple of it: torch asks so whether they are contiguous.
     """
     if len(condition.args) != 2:
         return False
+    shapes = [*_shapes(node), tuple(node.attrs.get("output_size") or ())]
+    sizes = [dim for shape in shapes for dim in shape]
+    sizes += [math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape))]
+    divided, none = condition.args
+    if isinstance(condition, sympy.Ne) and none == 0 and isinstance(divided, _REMAINDERS):
+        less, more = divided.args
+        return any(same(more, less * size) for size in sizes)
     plain = {
         part: next(each for each in part.args if each != 1)
         for part in condition.atoms(torch_sympy.Max)
@@ -75,9 +84,6 @@ def _is_guess(condition: Any, node: Node) -> bool:
         less, more = more, less
     elif not isinstance(condition, sympy.Lt):
         return False
-    shapes = [*_shapes(node), tuple(node.attrs.get("output_size") or ())]
-    sizes = [dim for shape in shapes for dim in shape]
-    sizes += [math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape))]
     return any(same(more, less * size) for size in sizes)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.export import Dim
 
 from attngraph.errors import AttngraphError
 from attngraph.export.lowering.lower import lower
@@ -50,3 +52,23 @@ def test_a_large_triangle_is_refused() -> None:
                 module(lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), 2), args
             ).graph
         )
+
+
+def test_triangles_of_a_number_of_chunks_that_is_open_are_solved() -> None:
+    """As a delta rule in chunks has them: torch asks how many chunks there are, to copy or not."""
+
+    def solved(x: Tensor) -> Tensor:
+        split = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        heads = F.pad(split, (0, 0, 0, -x.shape[1] % 5)).unflatten(2, (-1, 5))
+        below = torch.eye(5, dtype=x.dtype) + (heads @ heads.mT / 4).tril(-1)
+        form = {"upper": False, "unitriangular": True}
+        return torch.linalg.solve_triangular(below, heads, **form).sum((1, 2))
+
+    torch.manual_seed(0)
+    shapes = ({0: Dim("batch"), 1: Dim("length")},)
+    captured = capture(module(solved, 1), (torch.randn(2, 13, 8),), dynamic_shapes=shapes)
+    session = session_of(lower(captured.graph))
+    for batch, length in ((1, 1), (2, 5), (3, 6), (1, 10), (2, 67)):
+        x = torch.randn(batch, length, 8)
+        wide = solved(x.double())
+        torch.testing.assert_close(run(session, (x,))[0], wide.float(), rtol=1e-5, atol=1e-5)
