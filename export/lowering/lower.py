@@ -285,7 +285,8 @@ def _results(context: LoweringContext, node: Node) -> list[ir.Value]:
             return [results] if isinstance(results, ir.Value) else list(results)
         parts = _parts(context, node, formula=own is not None)
     if parts is None:
-        raise reason or LoweringError("it has no ONNX lowering")
+        other = " for these sizes and options" if node.op in FORMULAS else ""
+        raise reason or LoweringError(f"it has no ONNX lowering{other}")
     for value, operand in zip(parts.inputs, filter(None, node.inputs), strict=True):
         context.alias(value, operand)
     for part in parts:
