@@ -132,11 +132,7 @@ def print_verification(found: Verification) -> None:
 
 def _figures(output: OutputParity) -> Text:
     mark = ("passed", "green") if output.passed else ("FAILED", "bold red")
-    figures = f", error {output.error:.1e}"
-    if output.reference in ("float64", "eager"):
-        figures += f", eager's own {output.reference_error:.1e}"
-    if output.reference != "exact":
-        figures += f", budget {output.budget:.1e}"
+    figures = "".join(f", {what} {figure:.1e}" for what, figure in output.figures.items())
     where = f" at {output.case}" if "=" in output.case else f" {output.case}"
     return Text.assemble(mark, figures, (where.rstrip(), "dim"))
 
@@ -218,10 +214,7 @@ def _print_parity(page: Page, parity: Parity | None, coverage: Coverage | None) 
     if parity is None:
         _field(page, "parity", Text("not checked (--verify off)", "yellow"))
         return
-    figures = {"error": parity.error, "budget": parity.budget}
-    if parity.reference != "parts":
-        figures = {"error": parity.error, "eager's own": parity.reference_error, **figures}
-    parts = [Text(f"{what} {figure:.1e}") for what, figure in figures.items()]
+    parts = [Text(f"{what} {figure:.1e}") for what, figure in parity.worst.figures.items()]
     verdict = [Text("passed", "green")]
     if coverage is not None:
         verdict.append(Text(str(coverage), "green" if coverage.whole else "yellow"))

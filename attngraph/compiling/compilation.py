@@ -321,8 +321,8 @@ def of_hidden_rows(parity: Parity) -> list[str]:
     if not cases or not all(HIDDEN in case for case in cases):
         return []
     return [
-        "It is so only where a mask hides all keys of a row: if none of yours does, say so with "
-        f"--assume {NO_MASKED_ROWS}."
+        "Of the inputs tried, only those whose masks hide all keys of a row are: if yours never "
+        f"do, say so with --assume {NO_MASKED_ROWS}."
     ]
 
 

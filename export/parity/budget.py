@@ -113,6 +113,16 @@ class OutputParity:
     compared: int = 0
 
     @property
+    def figures(self) -> dict[str, float]:
+        """Those that say something: of what is compared exactly the budget is 0, and a file made
+        of others has no error of eager's own beside its.
+        """
+        found = {"error": self.error}
+        if self.reference in ("float64", "eager"):
+            found["eager's own"] = self.reference_error
+        return found if self.reference == "exact" else {**found, "budget": self.budget}
+
+    @property
     def ratio(self) -> float:
         """Error over budget: 1 is the limit. A failure for another reason is infinitely over."""
         if self.budget > 0 and math.isfinite(self.error):
@@ -207,10 +217,11 @@ class Parity:
     def __str__(self) -> str:
         worst = self.worst
         name = f"{worst.name} at {worst.case}" if worst.case else worst.name
+        figures = ", ".join(f"{what} {figure:.2e}" for what, figure in worst.figures.items())
+        against = "its parts" if worst.reference == "parts" else worst.reference
         text = (
             f"parity {'passed' if self.passed else 'FAILED'} ({self.precision}): worst output "
-            f"{name}: error {worst.error:.2e}, eager's own {worst.reference_error:.2e}, "
-            f"budget {worst.budget:.2e} ({worst.norm}, against {worst.reference})"
+            f"{name}: {figures} ({worst.norm}, against {against})"
         )
         return f"{text}; {worst.note}" if worst.note else text
 

@@ -93,8 +93,8 @@ def functionalize(program: ExportedProgram) -> Functional:
 def _know_their_users(module: fx.GraphModule) -> None:
     """Puts every node among the users of what it reads.
 
-    torch.export 2.13 leaves out the size that it reads of a selection (jev of transformers), and fx
-    fails with a SystemError where such a node is given other arguments.
+    In a program of torch.export 2.13 one was missing there, a size that was read of a selection
+    (jev of transformers): fx fails with a SystemError where such a node is given other arguments.
     """
     for part in module.modules():
         if isinstance(part, fx.GraphModule):

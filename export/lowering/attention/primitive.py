@@ -75,7 +75,7 @@ def _of_one_head(
 ) -> Emitted:
     """The same without an axis of heads, which a few tokens would pay for at each step of a loop.
 
-    `qkv` has the scale.
+    The query of `qkv` is scaled already. The mask is (B, 1, S, T), as for a kernel.
     """
     query, key, value = qkv
     keys = site.key.shape[1]

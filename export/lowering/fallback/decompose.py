@@ -30,7 +30,7 @@ from attngraph.ir.ops import call, flatten_call, op_def, op_name
 from attngraph.ir.storage import memory_of
 from attngraph.ir.types import TensorType
 
-_REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod, sympy.Mod)
+_REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod, sympy.Mod)  # as torch or sympy writes %
 
 
 def decompose(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.corpus.packages.kit import ADVISED, find, images, row
+from tests.corpus.packages.kit import ADVISED, find, first_of_equals, images, row
 
 
 class _Torch:
@@ -68,23 +68,15 @@ def _sampled() -> Any:
     return _Drawn(model, noise), lambda b, n: (*images(32)(b, n), drawn.sample((b, 16, 16)))
 
 
-def _first_of_equals() -> None:
-    def topk(self: Any, k: int, dim: int = -1, largest: bool = True, **kwargs: Any) -> Any:
-        values, places = torch.sort(self, dim=dim, descending=largest, stable=True)
-        return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
-
-    setattr(torch.Tensor, "topk", topk)  # noqa: B010
-
-
 @row(f"point-transformer-pytorch layer{ADVISED}")
 def _points() -> Any:
-    _first_of_equals()
+    first_of_equals()
     return _of("point-transformer-pytorch layer")
 
 
 @row(f"mixture-of-attention experts{ADVISED}", length=16, others=(24, 9))
 def _experts() -> Any:
-    _first_of_equals()
+    first_of_equals()
     return _of("mixture-of-attention experts")
 
 

@@ -139,3 +139,13 @@ class _Dims:
                 self.found = True
                 shape[axis] = Dim.AUTO
         return shape or None
+
+
+def first_of_equals() -> None:
+    """Has topk take the first of equal scores, as a file does, for the rest of this process."""
+
+    def topk(self: Any, k: int, dim: int = -1, largest: bool = True, **kwargs: Any) -> Any:
+        values, places = torch.sort(self, dim=dim, descending=largest, stable=True)
+        return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
+
+    setattr(torch.Tensor, "topk", topk)  # noqa: B010

@@ -77,9 +77,9 @@ def _summary(tried: Sequence[Record]) -> str:
     note = (
         "Exported: right, fixed or tied. Whole: right, with every attention fused. The last column "
         "counts modules that are not right here at all the sizes they were asked for, and are "
-        "there. Tied: not eager's in rows in which a top-k chooses among scores that are nearer to "
-        "each other than rounding, of which the compile's own note tells. Unfinished: more than "
-        "five minutes on a busy machine.\n"
+        "there. Tied: eager's where that takes the first of equal scores in a top-k, whose choice "
+        "is free, as the compile's own note says. Unfinished: more than five minutes on a busy "
+        "machine.\n"
     )
     return f"### Packages\n\n{table(head, rows)}\n{note}"
 

@@ -35,6 +35,7 @@ def site(
     *operands: str,
     queries: Any = "seq",
     keys: Any = "seq",
+    heads: int = 4,
     groups: int = 4,
     size: int = 8,
     values: int = 0,
@@ -42,19 +43,19 @@ def site(
     attrs: str = "",
     weights: bool = False,
 ) -> Graph:
-    """One attention of 4 heads; `operands` are masks and biases as "m: bool[…]" and "b: f32[…]"."""
+    """One attention; `operands` are masks and biases as "m: bool[…]" and "b: f32[…]"."""
     values = values or size
-    body = f"  input %q : {dtype}[batch, {queries}, {4 * size}]\n"
+    body = f"  input %q : {dtype}[batch, {queries}, {heads * size}]\n"
     body += f"  input %k : {dtype}[batch, {keys}, {groups * size}]\n"
     body += f"  input %v : {dtype}[batch, {keys}, {groups * values}]\n"
     body += "".join(f"  input %{operand}\n" for operand in operands)
     names = {operand[0] for operand in operands}
     inputs = f"%q, %k, %v, {'%b' if 'b' in names else 'none'}, {'%m' if 'm' in names else 'none'}"
-    written = f"heads = 4, kv_heads = {groups}, scale = 0.4{attrs}"
-    made, types = "%y", f"{dtype}[batch, {queries}, {4 * values}]"
+    written = f"heads = {heads}, kv_heads = {groups}, scale = 0.4{attrs}"
+    made, types = "%y", f"{dtype}[batch, {queries}, {heads * values}]"
     if weights:
         made, written = "%y, %w", f"{written}, weights = true"
-        types += f", {dtype}[batch, 4, {queries}, {keys}]"
+        types += f", {dtype}[batch, {heads}, {queries}, {keys}]"
     return graph_of(
         f"{body}  {made} = attn.attention({inputs}) {{{written}}} : {types}\n  return {made}"
     )
@@ -175,11 +176,14 @@ def test_padded_heads(groups: int, size: int, values: int) -> None:
 
 @pytest.mark.parametrize("policy", ["zero", "mean", "nan"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_primitives(dtype: str, policy: str) -> None:
-    operands = "m : bool[batch, 1, seq, keys]", f"b : {dtype}[4, 1, keys]"
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (1, 1)])
+def test_primitives(heads: int, groups: int, dtype: str, policy: str) -> None:
+    """Of hostile masks, which hide all keys of some rows; one head has no axis of its own."""
+    operands = "m : bool[batch, 1, seq, keys]", f"b : {dtype}[{heads}, 1, keys]"
+    form = {"heads": heads, "groups": groups, "keys": "keys", "dtype": dtype, "weights": True}
     for attrs in ("", f"{CAUSAL}, softcap = 2.0"):
         policed = f'{attrs}, masked_rows = "{policy}"'
-        graph = site(*operands, keys="keys", groups=2, dtype=dtype, attrs=policed, weights=True)
+        graph = site(*operands, attrs=policed, **form)  # type: ignore[arg-type]
         model = written(graph, PRIMITIVE)
         assert not [node for node in model.graph if node.op_type == "Attention"]
         check(graph, model, (1, 6))
