@@ -24,9 +24,10 @@ and input off by one rounding, and e_ref is the largest of their errors. Each of
 run as eager's, so what they show is the model's own noise and nothing that a candidate did. Rows in
 which such a run is past what rounding explains (below) took another branch, and widen nothing.
 
-**Sums.** A kernel may add the terms of a row one after another, by which a norm of one row of 768
-is off by more than all of eager's runs show. Where an output still fails, what that makes of it
-counts as well (export/parity/summation.py), if it is proportional, as rounding is.
+**Sums.** A kernel may add the terms of a row, or of a product, one after another, by which a norm
+of one row of 768, or a mean over 1024 keys, is off by more than all of eager's runs show. Where an
+output still fails, what that makes of it counts as well (export/parity/summation.py), if it is
+proportional, as rounding is.
 
 **Saturated outputs.** A kernel's sigmoid is accurate to eps of its range, 1, and torch's to eps of
 each value. Where an output fails even so, what the former makes of it counts in the same way

@@ -5,11 +5,16 @@ each partial sum p is rounded by up to half an eps of itself: a variance of eps�
 the whole a deviation of eps · √(Σ p² / 12), which is eps · √n / 6 for n equal terms. It is one for
 the row, so a row of hundreds of elements is one sample of it, and eager's own run shows none.
 
+A product over n places is such a sum too. A BLAS that sums in several parts has the rounding of the
+shorter ones, so on one CPU eager's own run shows that of a kernel and on another it doesn't: a mean
+over a thousand keys, of values of either sign, is small beside its partial sums.
+
 So the float64 run is repeated with each such sum off by up to that deviation (nudging.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +22,7 @@ import torch
 
 from attngraph.export.parity.nudging import Slack, Slacks
 
+_STRIDE = 16  # places of a product between two partial sums
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -69,6 +75,38 @@ def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | 
     return Slack(rows.abs() * share / 2, together=len(axes))
 
 
+def _products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The deviation of (…, m, k) @ (…, k, n), in eps. Partial sums are taken every few places, and
+    count for those between.
+    """
+    partial: Any = 0.0
+    squares: Any = 0.0
+    for start in range(0, left.shape[-1], _STRIDE):
+        end = min(start + _STRIDE, left.shape[-1])
+        partial = partial + left[..., start:end] @ right[..., start:end, :]
+        squares = squares + partial.square() * (end - start)
+    return torch.as_tensor(squares).div(12).sqrt()
+
+
+def _product(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
+    left, right = args[-2:]
+    is_summed = left.is_floating_point() and left.numel() and right.numel()
+    return Slack(_products(left, right)) if is_summed else None
+
+
+def _attention(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
+    """Of the weights' product with the values, in torch's one operator on CPUs."""
+    query, key, value, *rest = args
+    if not query.numel() or not key.numel():
+        return None
+    scale, mask = kwargs.get("scale"), kwargs.get("attn_mask")
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if len(rest) > 1 and rest[1]:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+    scores = scores if mask is None else scores + mask
+    return Slack(_products(scores.softmax(-1).nan_to_num(), value))
+
+
 SUMS: Slacks = {
     "mean": _sum,
     "sum": _sum,
@@ -76,4 +114,9 @@ SUMS: Slacks = {
     "var_mean": _variance,
     "native_layer_norm": _norm,
     "_fused_rms_norm": _norm,
+    "mm": _product,
+    "bmm": _product,
+    "addmm": _product,
+    "baddbmm": _product,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
 }

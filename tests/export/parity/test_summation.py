@@ -5,6 +5,7 @@ onnxruntime's norms with a residual sum so: a row of 4096 features is off by sev
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 import numpy as np
@@ -122,3 +123,41 @@ def test_sums_are_off_by_what_their_partial_sums_are_rounded(signed: bool) -> No
     of_one_sign = EPS * 4096**0.5 / 6 * x.abs().double().sum((1, 2), keepdim=True)
     found = (reference.exact[0] + of_one_sign).to(torch.float32)
     assert compare(reference, [found], "fp32").passed is not signed
+
+
+class Mean(nn.Module):
+    """A mean over as many keys as there are rows, in one of torch's products."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, weights: Tensor, values: Tensor) -> Tensor:
+        if self.kind == "attention":
+            query = torch.zeros_like(weights)[..., :8]
+            key = torch.zeros_like(values)[..., :8]
+            found = nn.functional.scaled_dot_product_attention(query, key, values)
+        elif self.kind == "linear":
+            found = nn.functional.linear(weights[0], values[0].mT.contiguous())
+        else:
+            found = weights @ values
+        return found
+
+
+@pytest.mark.parametrize("kind", ["attention", "linear", "matmul"])
+def test_products_in_turn_are_rounding(kind: str) -> None:
+    """Whatever the BLAS at hand does: eager is taken to sum without an error of its own."""
+    torch.manual_seed(0)
+    weights, values = torch.full((1, 16, 4096), 1 / 4096), torch.randn(1, 4096, 12)
+    reference = Reference(Mean(kind), precision="fp32")((weights, values))
+    exact = reference.exact[0]
+    assert exact is not None
+    alone = dataclasses.replace(reference, eager=(exact.float(),), sample=tuple)
+    terms = (weights[0, 0, :, None] * values[0]).numpy()
+    row = torch.from_numpy(np.add.accumulate(terms, axis=0, dtype=np.float32)[-1])
+    found = row.expand(exact.shape).contiguous()
+    assert compare(alone, [found], "fp32").passed
+    assert not compare(dataclasses.replace(alone, sums=tuple), [found], "fp32").passed
+    wrong = found.clone()
+    wrong[..., 3] += 4e-5 * exact.abs().max()
+    assert not compare(alone, [wrong], "fp32").passed
