@@ -31,6 +31,8 @@ from attngraph.ir.types import ScalarType, TensorType, Type
 
 _SHARED: dict[Hashable, tuple[Type, ...]] = {}
 _SHARED_MOST = 1 << 11
+_GROWTH = 64  # by which sizes are enlarged where some that follow from them would be 1
+_LARGEST_HINT = 1 << 40
 
 
 class TypeInference:
@@ -51,6 +53,7 @@ class TypeInference:
         self._found: set[str] = set()
         self._cache: dict[TensorType, torch.Tensor] = {}
         self._known: dict[Hashable, tuple[Type, ...]] = {}
+        self._enlarged = 1
 
     @functools.cached_property
     def _env(self) -> ShapeEnv:
@@ -89,6 +92,7 @@ class TypeInference:
         if shape := _asserted(definition, inputs, attrs):
             return (shape,)
         slices = open_slices(larger=self._larger)
+        assumed = len(self._env.guards)
         try:
             with enable_python_dispatcher(), self._mode, torch.no_grad(), slices:
                 concrete = {name: self._materialize(value) for name, value in attrs.items()}
@@ -101,6 +105,8 @@ class TypeInference:
             raise IRError(
                 f"{definition.name}({shown}) is rejected by its evaluation: {error}"
             ) from error
+        if self._takes_for_one(assumed) and self._enlarge():
+            return self._evaluated(definition, inputs, attrs)
         known = len(self._names)
         types = tuple(self._type(result) for result in results)
         if len(self._names) > known:
@@ -116,6 +122,34 @@ class TypeInference:
                         _SHARED.pop(oldest, None)
                 _SHARED[shared] = types
         return types
+
+    def _takes_for_one(self, assumed: int) -> bool:
+        """Whether the last evaluation, after so many assumptions, has taken a size for 0 or 1.
+
+        At a sample of 7 tokens, blocks of 32 are one, and one block broadcasts.
+        """
+        added = (guard.expr for guard in self._env.guards[assumed:])
+        return any(isinstance(each, sympy.Eq) and set(each.args) & {0, 1} for each in added)
+
+    def _enlarge(self) -> bool:
+        """Begins anew, with sizes of which others follow that are larger; False where none are.
+
+        What was found of a run's own sizes would be lost.
+        """
+        if self._found or self._enlarged > _LARGEST_HINT:
+            return False
+        before = {name: self._hint(self._dims[name]) for name in self._sizes}
+        self._enlarged *= _GROWTH
+        if all(self._hint(self._dims[name]) == hint for name, hint in before.items()):
+            return False
+        for kept in (self._larger, self._sizes, self._names, self._cache, self._known):
+            kept.clear()
+        del self._env, self._mode
+        return True
+
+    def _hint(self, info: DimInfo) -> int:
+        hint = max(info.hint, 2) * self._enlarged
+        return hint if info.high is None else max(min(hint, info.high), info.hint, 2)
 
     @property
     def _guarded(self) -> bool:
@@ -143,7 +177,7 @@ class TypeInference:
     def _size(self, name: str) -> torch.SymInt:
         if name not in self._sizes:
             info = self._dims.setdefault(name, DimInfo())
-            hint = max(info.hint, 2)
+            hint = self._hint(info)
             source = ConstantSource(f"__{name}")
             created = self._env.create_symbol(
                 hint, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=False

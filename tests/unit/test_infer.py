@@ -209,3 +209,31 @@ def test_what_one_evaluation_assumes_of_sizes_is_not_remembered() -> None:
     for value in graph.inputs:
         first.infer(op_def("aten.cos"), [value], {})
         assert second.infer(op_def("aten.cos"), [value], {}) == (value.type,)
+
+
+@pytest.mark.parametrize("sample", [2, 7, 100])
+@pytest.mark.parametrize("size", ["(31 + s) // 32", "s - 1", "(s + 1) // 2"])
+def test_a_size_that_is_1_in_the_sample_stays_open(sample: int, size: str) -> None:
+    """Blocks of 32 are one at 7 tokens, and one block would broadcast."""
+    graph = parse(f"""graph @main {{
+  dim b = 2 in 1..
+  dim s = {sample} in 1..
+  input %x : f32[b, {size}, 32, 4]
+  input %y : f32[b, {size}, 4, 96]
+  %before = aten.add.Tensor(%x, %x)
+  %z = aten.matmul(%x, %y)
+  %after = aten.mul.Tensor(%z, %z)
+  return %before, %z, %after
+}}""")
+    expected = parse_dim(size)
+    assert [value.shape[1] for value in graph.outputs] == [expected] * 3
+
+
+def test_a_size_of_few_places_that_is_always_1_is_1() -> None:
+    graph = parse("""graph @main {
+  dim s = 7 in 1..24
+  input %x : f32[(31 + s) // 32, 4]
+  %y = aten.mul.Tensor(%x, %x)
+  return %y
+}""")
+    assert graph.outputs[0].shape == (1, 4)
