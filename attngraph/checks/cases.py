@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from attngraph.checks.probing import Draw, contrasting_draws, drawn, draws_of, sizes_for
 from attngraph.checks.roles import Role, bounds_of, roles_of, without_masks
@@ -21,10 +24,11 @@ from attngraph.checks.sizes import (
     resized_inputs,
 )
 from attngraph.frontend.capture import Captured
-from attngraph.ir import Graph
+from attngraph.ir import Graph, TensorType
 from attngraph.ir.dims import substitute, symbol, symbols_of
 from attngraph.ir.ranges import Ranges
 
+_LONGEST = 1 << 12  # sizes that are tried for what a quotient does
 _MOST_WORK = 1 << 36
 """Multiplications in one run above which no inputs are drawn that hide whole rows."""
 
@@ -89,7 +93,7 @@ class SampleInputs:
         return Ranges.of(self.captured.graph)
 
     def sizes(self) -> list[dict[str, int]]:
-        """The sample's sizes, and up to two more."""
+        """The sample's sizes, up to two more, and one that the graph divides into several parts."""
         sample = self.sizes_of(self.captured.args)
         if not sample:
             return [{}]
@@ -100,7 +104,25 @@ class SampleInputs:
 
         others = choose_sizes(sample, self._ranges(sample), allowed)
         found = [sample, *map(self._together, others)]
+        if (several := self._several(found)) and allowed(several):
+            found.append(several)
         return [sizes for place, sizes in enumerate(found) if sizes not in found[:place]]
+
+    def _several(self, found: Sequence[dict[str, int]]) -> dict[str, int]:
+        """Sizes at which no quotient is below 2 that is so at all of those, as far as the ranges
+        allow: one block of 32 tokens shows nothing of what is done with blocks. Empty if none is.
+        """
+        smallest = min(found, key=lambda each: math.prod(each.values()))
+        sizes = dict(smallest)
+        ranges, before = self._ranges(sizes), dict(sizes)
+        for quotient in _quotients(self.captured.graph):
+            (name,) = symbols_of(quotient)
+            if name not in sizes or any(_at(quotient, each) > 1 for each in (*found, sizes)):
+                continue
+            most = min(ranges[name][1] or _LONGEST, _LONGEST)
+            while sizes[name] < most and _at(quotient, sizes) < 2:
+                sizes[name] = min(2 * sizes[name] + 1, most)
+        return self._together(sizes) if sizes != before else {}
 
     def equal_sizes(self) -> list[dict[str, int]]:
         """Dims that the trace took for unequal, given one size: Python may have asked for that."""
@@ -227,6 +249,24 @@ def _derived(graph: Graph, named: Iterable[str]) -> Iterator[_Derived]:
             if factor.is_Integer and factor > 0 and offset.is_Integer:
                 known.add(name)
                 yield _Derived(index, axis, name, int(factor), int(offset))
+
+
+def _quotients(graph: Graph) -> list[sympy.Expr]:
+    """The quotients of one dim among the sizes of a graph's values."""
+    types = (value.type for node in graph for value in node.outputs)
+    shapes = (each.shape for each in types if isinstance(each, TensorType))
+    found = {
+        quotient
+        for dim in set(chain.from_iterable(shapes))
+        if isinstance(dim, sympy.Expr)
+        for quotient in dim.atoms(FloorDiv)
+        if len(symbols_of(quotient)) == 1
+    }
+    return sorted(found, key=str)
+
+
+def _at(quotient: sympy.Expr, sizes: Mapping[str, int]) -> int:
+    return int(substitute(quotient, dict(sizes)))
 
 
 def label_of(sizes: Mapping[str, int]) -> str:

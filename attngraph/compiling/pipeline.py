@@ -33,6 +33,8 @@ _STAGES = (
     "canonicalize",
     "cse",
     "dce",
+    "block-windows",
+    "dce",
     "split-loops",
     "fuse-linear-attention",
     "raise-recurrence",

@@ -146,6 +146,12 @@ def divide(a: Dim, b: Dim) -> Dim | None:
     return as_dim(numerator) if denominator == 1 else None
 
 
+def ceiling(a: Dim, b: Dim) -> Dim:
+    """a / b, rounded up."""
+    above, below = sympy.sympify(a), sympy.sympify(b)
+    return as_dim(_quotient(above + below - 1, below))
+
+
 def least(a: Dim, b: Dim) -> Dim:
     """The smaller of two sizes."""
     smaller: Any = torch_sympy.Min

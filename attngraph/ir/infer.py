@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 import torch
+import torch.utils._sympy.functions as torch_sympy
 from sympy.logic.boolalg import Boolean
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
@@ -32,7 +33,7 @@ from attngraph.ir.types import ScalarType, TensorType, Type
 _SHARED: dict[Hashable, tuple[Type, ...]] = {}
 _SHARED_MOST = 1 << 11
 _GROWTH = 64  # by which sizes are enlarged where some that follow from them would be 1
-_LARGEST_HINT = 1 << 40
+_LARGEST = _GROWTH**2
 
 
 class TypeInference:
@@ -126,17 +127,19 @@ class TypeInference:
     def _takes_for_one(self, assumed: int) -> bool:
         """Whether the last evaluation, after so many assumptions, has taken a size for 0 or 1.
 
-        At a sample of 7 tokens, blocks of 32 are one, and one block broadcasts.
+        At a sample of 7 tokens, blocks of 32 are one: one block broadcasts, and a batch of blocks
+        is as long as the batch.
         """
         added = (guard.expr for guard in self._env.guards[assumed:])
-        return any(isinstance(each, sympy.Eq) and set(each.args) & {0, 1} for each in added)
+        equal = [each for each in added if isinstance(each, sympy.Eq)]
+        return any(set(each.args) & {0, 1} or each.has(torch_sympy.FloorDiv) for each in equal)
 
     def _enlarge(self) -> bool:
         """Begins anew, with sizes of which others follow that are larger; False where none are.
 
         What was found of a run's own sizes would be lost.
         """
-        if self._found or self._enlarged > _LARGEST_HINT:
+        if self._found or self._enlarged >= _LARGEST:
             return False
         before = {name: self._hint(self._dims[name]) for name in self._sizes}
         self._enlarged *= _GROWTH

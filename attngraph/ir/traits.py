@@ -119,6 +119,7 @@ LAYOUT = RESHAPE | COPY | PERMUTE | EXPAND | REPEAT | PART | FLIP
 # Elements that are chosen, joined or cut by their places.
 JOIN = _trait("join", "cat concat concatenate stack")
 PAD = _trait("pad", "pad constant_pad_nd")
+UNFOLD = _trait("unfold", "unfold")  # windows of an axis, which may overlap
 TRIANGLE = _trait("triangle", "tril triu")  # zeros off a triangle
 INDEX = _trait("index", "index_select index.Tensor _unsafe_index.Tensor")  # whole rows, by place
 EMBEDDING = _trait("embedding", "embedding")
@@ -277,7 +278,7 @@ OPAQUE = _trait(
     "masked_select max_pool2d max_unpool2d max_unpool3d mode nonzero_static "
     "pixel_shuffle take trace "
     "median.dim nanmedian.dim pad_sequence quantile searchsorted.Scalar searchsorted.Tensor "
-    "tril_indices unfold unique_consecutive _unique2 upsample_bicubic2d upsample_bilinear2d "
+    "tril_indices unique_consecutive _unique2 upsample_bicubic2d upsample_bilinear2d "
     "upsample_nearest2d vander view.dtype view_as_complex view_as_real "
     "upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec "
     "_upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec "

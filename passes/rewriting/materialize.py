@@ -54,7 +54,8 @@ def _blocks(dims: Axes, other: Sequence[Atom]) -> list[list[Atom]]:
     return blocks
 
 
-def _reshape(build: Builder, value: Value, shape: Sequence[Dim]) -> Value:
+def reshaped(build: Builder, value: Value, shape: Sequence[Dim]) -> Value:
+    """The value in another shape, if it has another one."""
     if same_shape(value.shape, shape):
         return value
     return build("aten.reshape", value, shape=list(shape))
@@ -77,20 +78,20 @@ def materialize(build: Builder, operand: Operand, target: Axes, *, broadcast: bo
         raise ValueError(f"{value!r} has axes that the target lacks.")
     if plan.moves:
         blocks = _blocks(operand.dims, plan.present)
-        value = _reshape(build, value, [size_of(block) for block in blocks])
+        value = reshaped(build, value, [size_of(block) for block in blocks])
         heads = {block[0]: index for index, block in enumerate(blocks)}
         order = [heads[atom] for atom in plan.present if atom in heads]
         value = build("aten.permute", value, dims=order)
     if plan.missing:
         lacking = set(plan.missing)
         ones: list[Dim] = [1 if atom in lacking else atom.size for atom in plan.wanted]
-        value = _reshape(build, value, ones)
+        value = reshaped(build, value, ones)
         wanted = [atom.size for atom in plan.wanted]
         if not same_shape(
             value.shape, wanted
         ):  # what is lacking may have size 1, as a single token
             value = build("aten.expand", value, size=wanted)
-    return _reshape(build, value, plan.shape)
+    return reshaped(build, value, plan.shape)
 
 
 def cast_to(build: Builder, value: Value, dtype: torch.dtype) -> Value:

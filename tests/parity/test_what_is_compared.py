@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,41 @@ def test_a_trace_is_checked_where_dims_it_took_for_unequal_are_equal() -> None:
     optimized = attngraph.optimize(_Compares(1.0), args, dynamic_shapes=dims)
     assert optimized.report.parity is not None
     assert "seq=7, context=7" in {output.case for output in optimized.report.parity.outputs}
+
+
+class _Near(torch.nn.Module):
+    """Attends to the token before and to itself, by a score for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, value = self.linear(x).chunk(2, -1)
+        length = x.shape[1]
+        keys, values = (
+            torch.stack((nn.functional.pad(each, (0, 0, 1, 0))[:, :length], each), 2)
+            for each in (key, value)
+        )
+        scores = (x[:, :, None] * keys).sum(-1)
+        first = (torch.arange(length) < 1)[:, None] & (torch.arange(2) < 1)
+        weights = scores.masked_fill(first, -torch.inf).softmax(-1)
+        return (weights[..., None] * values).sum(2)
+
+
+def test_a_file_is_checked_where_it_divides_a_size_into_several_parts() -> None:
+    """A window is compiled in blocks of queries, of which small samples fill one."""
+    args, dims = (torch.randn(2, 5, 4),), ({1: Dim("seq", max=500)},)
+    found = attngraph.optimize(_Near(), args, dynamic_shapes=dims)
+    assert found.report.parity is not None
+    cases = {output.case for output in found.report.parity.outputs}
+    lengths = {int(length) for case in cases for length in re.findall(r"seq=(\d+)", case)}
+    assert max(lengths) > 32
+    bounded = attngraph.optimize(_Near(), args, dynamic_shapes=({1: Dim("seq", max=20)},))
+    assert bounded.report.parity is not None
+    assert not any(
+        re.search(r"seq=(2[1-9]|[3-9]\d)", o.case) for o in bounded.report.parity.outputs
+    )
 
 
 class _Patches(torch.nn.Module):

@@ -223,10 +223,13 @@ def test_a_size_that_is_1_in_the_sample_stays_open(sample: int, size: str) -> No
   %before = aten.add.Tensor(%x, %x)
   %z = aten.matmul(%x, %y)
   %after = aten.mul.Tensor(%z, %z)
-  return %before, %z, %after
+  %batch = aten.reshape(%z) {{shape = [b * ({size}), 32 * 96]}}
+  return %before, %z, %after, %batch
 }}""")
     expected = parse_dim(size)
-    assert [value.shape[1] for value in graph.outputs] == [expected] * 3
+    *kept, batch = graph.outputs
+    assert [value.shape[1] for value in kept] == [expected] * 3
+    assert batch.shape == (parse_dim(f"b * ({size})"), 32 * 96)
 
 
 def test_a_size_of_few_places_that_is_always_1_is_1() -> None:
