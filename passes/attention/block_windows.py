@@ -70,17 +70,19 @@ class BlockWindows:
 def _sizes(graph: Graph, softmax: Node) -> list[dict[str, int]]:
     """Sizes at which a layout is read: one of many windows first, and then the least ones."""
     shape = softmax.output.shape
-    names = sorted(symbols_of(shape))
     base = {name: info.hint or max(info.low, 2) for name, info in graph.dims.items()}
     count = int(shape[attribute(softmax, "dim")])
     long, few = dict(base), []
-    for name in names:
+    for name in graph.dims:
         low, high = max(graph.dims[name].low, 1), graph.dims[name].high or math.inf
-        size = low
-        while 2 * size <= high and _size_of(shape, {**base, name: size}, name) < _LONG * count:
-            size *= 2
-        long[name] = max(size, 2)
-        sizes = [*range(low, low + _FEW), *(size + more for more in (0, 1, count // 3))]
+        if name not in symbols_of(shape):  # on which a layout may depend all the same
+            sizes = [low, base[name] + 1, 2 * base[name] + 1]
+        else:
+            size = low
+            while 2 * size <= high and _size_of(shape, {**base, name: size}, name) < _LONG * count:
+                size *= 2
+            long[name] = max(size, 2)
+            sizes = [*range(low, low + _FEW), *(size + more for more in (0, 1, count // 3))]
         few += [{**base, name: size} for size in sizes if size <= high]
     return [sizes for sizes in (long, base, *few) if _are_allowed(graph, sizes)]
 

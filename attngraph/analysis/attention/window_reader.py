@@ -117,6 +117,18 @@ class WindowReader:
             raise UnreadError
         return found
 
+    def moves(self) -> bool:
+        """Whether in `most` rows of scores the keys along the window move with some axis."""
+        lead = [size for axis, size in enumerate(self.shape) if axis != self.window]
+        flat = torch.randint(math.prod(lead), (self.most,), generator=self.random)
+        times = self.shape[self.window]
+        rows = iter(split_places(flat.repeat_interleave(times), lead))
+        along = torch.arange(times).repeat(self.most)
+        index = tuple(along if a == self.window else next(rows) for a in range(len(self.shape)))
+        elements = self.followed.of(self.scores, index)
+        pairs = self._pairs(elements, index, _hidden(elements))
+        return any(True for _ in self._strides(pairs))
+
     def has(self, found: Windows) -> bool:
         """Whether all that is seen is as windows have it that were read at another size."""
         self.position, self.first, self.step = found.position, found.first, found.step

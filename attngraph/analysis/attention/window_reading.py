@@ -9,6 +9,7 @@ from attngraph.analysis.attention.windows import Below, Windows, read_product
 from attngraph.analysis.layout.digits import UnreadError
 from attngraph.analysis.values.scalars import fill_of, is_cast, scale_of
 from attngraph.analysis.walks import sources, walk
+from attngraph.errors import IRError
 from attngraph.ir import Node, Value
 from attngraph.ir.hashing import hashable
 from attngraph.ir.ops import attribute
@@ -30,7 +31,9 @@ from attngraph.ir.traits import (
 )
 
 _MOST = 1 << 20  # elements that are followed at once
+_ROWS = 16  # of scores, by which most that are none are told
 _FEW = 1 << 16  # of a layout that was followed before
+_FAILURES = (UnreadError, IRError, LookupError, RuntimeError, TypeError, ValueError)
 _SHOWN = 16  # elements of a constant that tell a layout from others
 _APART = SCATTER | PAD | JOIN | GATHER | UNFOLD  # that no reading of whole axes follows
 _MOVES = LAYOUT | _APART
@@ -75,6 +78,8 @@ def read_windows(
     """
     if not may_be_windows(softmax) or (below := _below(softmax)) is None:
         return None
+    if not sizes or not _moves(softmax, below, sizes[0]):
+        return None
     found = _alike(softmax, below, sizes, _FEW)
     if found is None or (layout := _layout(found)) in known:
         return found
@@ -84,6 +89,16 @@ def read_windows(
     return found
 
 
+def _moves(softmax: Node, below: Below, sizes: Mapping[str, int]) -> bool:
+    """Whether in a few rows the keys along the window move with the query, as few do that are read
+    from a cache or turned in halves.
+    """
+    try:
+        return WindowReader(softmax, below, sizes, _ROWS).moves()
+    except _FAILURES:
+        return False
+
+
 def _alike(
     softmax: Node, below: Below, sizes: Sequence[Mapping[str, int]], most: int
 ) -> Windows | None:
@@ -91,7 +106,7 @@ def _alike(
     try:
         found = WindowReader(softmax, below, sizes[0], most).read()
         is_so = all(WindowReader(softmax, below, at, most).has(found) for at in sizes[1:])
-    except (UnreadError, ValueError, IndexError):
+    except _FAILURES:
         return None
     return found if is_so else None
 

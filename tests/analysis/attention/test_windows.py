@@ -11,6 +11,7 @@ from attngraph.analysis.attention.windows import FEATURE, Windows
 from attngraph.compiling.pipeline import pipeline
 from attngraph.frontend.capture import capture
 from attngraph.ir import Graph
+from attngraph.passes.attention.block_windows import _sizes
 from tests.parity.formulations import FORMULATIONS
 
 SIZES = [{"b": 2, "s": 24}, {"b": 3, "s": 1}, {"b": 1, "s": 9}]
@@ -96,6 +97,32 @@ def test_a_layout_that_holds_at_one_size_alone_is_not_read() -> None:
         each.run(graph)
     (softmax,) = (node for node in graph if node.op == "aten.softmax.int")
     assert read_windows(softmax, [{"s": 5}, {"s": 9}], set()) is None
+
+
+def test_a_start_that_another_size_sets_is_not_read() -> None:
+    """The keys begin behind as many places of a cache as another input is long."""
+
+    class Behind(nn.Module):
+        def forward(self, x: torch.Tensor, cache: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+            keys = cache[:, past.shape[0] :][:, : x.shape[1]]
+            padded = nn.functional.pad(keys, (0, 0, 1, 1))
+            shifts = [padded[:, n : n + x.shape[1]] for n in range(3)]
+            scores = torch.stack([(x * each).sum(-1) for each in shifts], -1)
+            places = torch.arange(x.shape[1])[:, None] + torch.arange(-1, 2)
+            hidden = (places < 0) | (places >= x.shape[1])
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            return (weights[..., None] * torch.stack(shifts, 2)).sum(2)
+
+    args = torch.randn(2, 5, 4), torch.randn(2, 40, 4), torch.zeros(3)
+    shapes = (None, None, {0: torch.export.Dim("p", min=2, max=30)})
+    graph = capture(Behind(), args, dynamic_shapes=shapes).graph
+    for each in pipeline():
+        if each.name == "block-windows":
+            break
+        each.run(graph)
+    (softmax,) = (node for node in graph if node.op == "aten.softmax.int")
+    assert read_windows(softmax, [{"p": 3}], set()) is not None
+    assert read_windows(softmax, _sizes(graph, softmax), set()) is None
 
 
 def test_layers_alike_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
