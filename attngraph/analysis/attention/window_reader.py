@@ -304,8 +304,8 @@ class WindowReader:
             for axis, at in enumerate(scores)
             if axis != self.window
         ]
-        whole = found[self.position - (self.window < self.position)]
-        found[found.index(whole)] = replace(whole, at=position)
+        place = self.position - (self.window < self.position)
+        found[place] = replace(found[place], at=position)
         return [*found, Axis(FEATURE, feature, features, self._number(features))]
 
     # Weights
