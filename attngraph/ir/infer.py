@@ -43,9 +43,15 @@ class TypeInference:
     the same op was asked about before.
     """
 
-    def __init__(self, dims: dict[str, DimInfo], conditions: Iterable[Condition] = ()) -> None:
-        self._dims = dims
-        conditions = tuple(conditions)
+    def __init__(
+        self,
+        dims: dict[str, DimInfo],
+        conditions: Iterable[Condition] = (),
+        *,
+        enlarges: bool = True,
+    ) -> None:
+        self._dims, self._enlarges = dims, enlarges
+        self._holding = conditions = tuple(conditions)
         self._from_two = frozenset(map(_from_two, conditions)) - {None}
         self._ties = ties(conditions)
         self._larger: set[sympy.Symbol] = set()
@@ -55,6 +61,11 @@ class TypeInference:
         self._cache: dict[TensorType, torch.Tensor] = {}
         self._known: dict[Hashable, tuple[Type, ...]] = {}
         self._enlarged = 1
+
+    @functools.cached_property
+    def _of_the_sample(self) -> TypeInference:
+        """For ops such as a split, which have as many results as the sample has made them have."""
+        return TypeInference(self._dims, self._holding, enlarges=False)
 
     @functools.cached_property
     def _env(self) -> ShapeEnv:
@@ -71,7 +82,8 @@ class TypeInference:
         self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> tuple[Type, ...]:
         """The output types of an op. Raises IRError where its evaluation rejects the inputs."""
-        types = self._evaluated(definition, inputs, attrs)
+        varies = self._enlarges and definition.outputs is None
+        types = (self._of_the_sample if varies else self)._evaluated(definition, inputs, attrs)
         if not self._ties:
             return types
         return tuple(
@@ -106,7 +118,10 @@ class TypeInference:
             raise IRError(
                 f"{definition.name}({shown}) is rejected by its evaluation: {error}"
             ) from error
-        if self._takes_for_one(assumed) and self._enlarge():
+        varies = (
+            definition.outputs is None
+        )  # how many a split has is what the sample has made of it
+        if not varies and self._takes_for_one(assumed) and self._enlarge():
             return self._evaluated(definition, inputs, attrs)
         known = len(self._names)
         types = tuple(self._type(result) for result in results)
@@ -132,7 +147,10 @@ class TypeInference:
         """
         added = (guard.expr for guard in self._env.guards[assumed:])
         equal = [each for each in added if isinstance(each, sympy.Eq)]
-        return any(set(each.args) & {0, 1} or each.has(torch_sympy.FloorDiv) for each in equal)
+        quotients = (each for each in equal if each.has(torch_sympy.FloorDiv))
+        return any(set(each.args) & {0, 1} for each in equal) or any(
+            not any(side.is_number for side in each.args) for each in quotients
+        )
 
     def _enlarge(self) -> bool:
         """Begins anew, with sizes of which others follow that are larger; False where none are.

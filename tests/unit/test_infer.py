@@ -240,3 +240,19 @@ def test_a_size_of_few_places_that_is_always_1_is_1() -> None:
   return %y
 }""")
     assert graph.outputs[0].shape == (1, 4)
+
+
+@pytest.mark.parametrize(("sample", "count"), [(3, 1), (7, 2)])
+def test_a_split_has_as_many_parts_as_in_the_sample(sample: int, count: int) -> None:
+    parts = ", ".join(f"%p{place}" for place in range(count))
+    graph = parse(f"""graph @main {{
+  dim s = {sample} in 1..
+  input %x : f32[s, 4]
+  input %y : f32[(31 + s) // 32, 4]
+  %z = aten.mul.Tensor(%y, %y)
+  {parts} = aten.split.Tensor(%x) {{split_size = 4}}
+  return %z, {parts}
+}}""")
+    assert len(graph.outputs) == 1 + count
+    assert graph.outputs[0].shape[0] == parse_dim("(31 + s) // 32")
+    verify(graph)
