@@ -12,7 +12,6 @@ from typing import Any
 
 import sympy
 import torch
-import torch.utils._sympy.functions as torch_sympy
 from sympy.logic.boolalg import Boolean
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
@@ -32,7 +31,7 @@ from attngraph.ir.types import ScalarType, TensorType, Type
 
 _SHARED: dict[Hashable, tuple[Type, ...]] = {}
 _SHARED_MOST = 1 << 11
-_GROWTH = 64  # by which sizes are enlarged where some that follow from them would be 1
+_GROWTH = 64  # of sizes, where the sample's are too small to tell
 _LARGEST = _GROWTH**2
 
 
@@ -48,9 +47,9 @@ class TypeInference:
         dims: dict[str, DimInfo],
         conditions: Iterable[Condition] = (),
         *,
-        enlarges: bool = True,
+        scale: int = 1,
     ) -> None:
-        self._dims, self._enlarges = dims, enlarges
+        self._dims, self._scale = dims, scale
         self._holding = conditions = tuple(conditions)
         self._from_two = frozenset(map(_from_two, conditions)) - {None}
         self._ties = ties(conditions)
@@ -60,12 +59,12 @@ class TypeInference:
         self._found: set[str] = set()
         self._cache: dict[TensorType, torch.Tensor] = {}
         self._known: dict[Hashable, tuple[Type, ...]] = {}
-        self._enlarged = 1
 
     @functools.cached_property
-    def _of_the_sample(self) -> TypeInference:
-        """For ops such as a split, which have as many results as the sample has made them have."""
-        return TypeInference(self._dims, self._holding, enlarges=False)
+    def _larger_sizes(self) -> TypeInference | None:
+        """The same over sizes that are larger than the sample's; None where they are large."""
+        scale = self._scale * _GROWTH
+        return None if scale > _LARGEST else TypeInference(self._dims, self._holding, scale=scale)
 
     @functools.cached_property
     def _env(self) -> ShapeEnv:
@@ -82,8 +81,7 @@ class TypeInference:
         self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> tuple[Type, ...]:
         """The output types of an op. Raises IRError where its evaluation rejects the inputs."""
-        varies = self._enlarges and definition.outputs is None
-        types = (self._of_the_sample if varies else self)._evaluated(definition, inputs, attrs)
+        types = self._evaluated(definition, inputs, attrs)
         if not self._ties:
             return types
         return tuple(
@@ -118,11 +116,6 @@ class TypeInference:
             raise IRError(
                 f"{definition.name}({shown}) is rejected by its evaluation: {error}"
             ) from error
-        varies = (
-            definition.outputs is None
-        )  # how many a split has is what the sample has made of it
-        if not varies and self._takes_for_one(assumed) and self._enlarge():
-            return self._evaluated(definition, inputs, attrs)
         known = len(self._names)
         types = tuple(self._type(result) for result in results)
         if len(self._names) > known:
@@ -130,6 +123,8 @@ class TypeInference:
             for value in inputs:
                 if value is not None and isinstance(value.type, TensorType):
                     self._cache.pop(value.type, None)
+        elif definition.outputs is not None and self._assumes_small(assumed):
+            types = self._known[key] = self._at_larger_sizes(definition, inputs, attrs) or types
         else:
             self._known[key] = types
             if shared is not None and not self._guarded:
@@ -139,37 +134,39 @@ class TypeInference:
                 _SHARED[shared] = types
         return types
 
-    def _takes_for_one(self, assumed: int) -> bool:
-        """Whether the last evaluation, after so many assumptions, has taken a size for 0 or 1.
+    def _assumes_small(self, assumed: int) -> bool:
+        """Whether the last evaluation, after so many assumptions, has made one that larger sizes
+        don't meet.
 
         At a sample of 7 tokens, blocks of 32 are one: one block broadcasts, and a batch of blocks
         is as long as the batch.
         """
-        added = (guard.expr for guard in self._env.guards[assumed:])
-        equal = [each for each in added if isinstance(each, sympy.Eq)]
-        quotients = (each for each in equal if each.has(torch_sympy.FloorDiv))
-        return any(set(each.args) & {0, 1} for each in equal) or any(
-            not any(side.is_number for side in each.args) for each in quotients
-        )
+        for guard in self._env.guards[assumed:]:
+            known = {free: self._names.get(free) for free in guard.expr.free_symbols}
+            infos = {f: self._dims[str(name)] for f, name in known.items() if name is not None}
+            large = {f: sympy.Integer(self._hint(info, _LARGEST)) for f, info in infos.items()}
+            if len(large) == len(known) and guard.expr.xreplace(large) == sympy.false:
+                return True
+        return False
 
-    def _enlarge(self) -> bool:
-        """Begins anew, with sizes of which others follow that are larger; False where none are.
-
-        What was found of a run's own sizes would be lost.
+    def _at_larger_sizes(
+        self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
+    ) -> tuple[Type, ...] | None:
+        """The types where no size that follows from others is small; None where sizes go together
+        in the sample alone. What was assumed of them is forgotten.
         """
-        if self._found or self._enlarged >= _LARGEST:
-            return False
-        before = {name: self._hint(self._dims[name]) for name in self._sizes}
-        self._enlarged *= _GROWTH
-        if all(self._hint(self._dims[name]) == hint for name, hint in before.items()):
-            return False
-        for kept in (self._larger, self._sizes, self._names, self._cache, self._known):
+        if self._found or (larger := self._larger_sizes) is None:
+            return None
+        for kept in (self._larger, self._sizes, self._names, self._cache):
             kept.clear()
         del self._env, self._mode
-        return True
+        try:
+            return larger._evaluated(definition, inputs, attrs)
+        except IRError:
+            return None
 
-    def _hint(self, info: DimInfo) -> int:
-        hint = max(info.hint, 2) * self._enlarged
+    def _hint(self, info: DimInfo, scale: int) -> int:
+        hint = max(info.hint, 2) * scale
         return hint if info.high is None else max(min(hint, info.high), info.hint, 2)
 
     @property
@@ -198,7 +195,7 @@ class TypeInference:
     def _size(self, name: str) -> torch.SymInt:
         if name not in self._sizes:
             info = self._dims.setdefault(name, DimInfo())
-            hint = self._hint(info)
+            hint = self._hint(info, self._scale)
             source = ConstantSource(f"__{name}")
             created = self._env.create_symbol(
                 hint, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=False

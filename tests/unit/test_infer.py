@@ -212,7 +212,7 @@ def test_what_one_evaluation_assumes_of_sizes_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("sample", [2, 7, 100])
-@pytest.mark.parametrize("size", ["(31 + s) // 32", "s - 1", "(s + 1) // 2"])
+@pytest.mark.parametrize("size", ["(31 + s) // 32", "s - 1", "(s + 1) // 2", "2*s - 3"])
 def test_a_size_that_is_1_in_the_sample_stays_open(sample: int, size: str) -> None:
     """Blocks of 32 are one at 7 tokens, and one block would broadcast."""
     graph = parse(f"""graph @main {{
@@ -224,10 +224,13 @@ def test_a_size_that_is_1_in_the_sample_stays_open(sample: int, size: str) -> No
   %z = aten.matmul(%x, %y)
   %after = aten.mul.Tensor(%z, %z)
   %batch = aten.reshape(%z) {{shape = [b * ({size}), 32 * 96]}}
-  return %before, %z, %after, %batch
+  input %w : f32[2, {size}, 32, 4]
+  %two = aten.reshape(%w) {{shape = [2 * ({size}), 32, 4]}}
+  return %before, %z, %after, %batch, %two
 }}""")
     expected = parse_dim(size)
-    *kept, batch = graph.outputs
+    *kept, batch, two = graph.outputs
+    assert two.shape == (parse_dim(f"2 * ({size})"), 32, 4)
     assert [value.shape[1] for value in kept] == [expected] * 3
     assert batch.shape == (parse_dim(f"b * ({size})"), 32 * 96)
 
@@ -256,3 +259,20 @@ def test_a_split_has_as_many_parts_as_in_the_sample(sample: int, count: int) -> 
     assert len(graph.outputs) == 1 + count
     assert graph.outputs[0].shape[0] == parse_dim("(31 + s) // 32")
     verify(graph)
+
+
+def test_sizes_that_go_together_in_the_sample_alone_do_so_after_others_were_enlarged() -> None:
+    graph = parse("""graph @main {
+  dim past = 4 in 1..
+  dim whole = 5 in 1..
+  input %x : f32[past + 1, 4]
+  input %y : f32[whole, 4]
+  input %z : f32[(31 + past) // 32, 4]
+  %a = aten.mul.Tensor(%z, %z)
+  %b = aten.add.Tensor(%x, %y)
+  %c = aten.mul.Tensor(%a, %z)
+  return %a, %b, %c
+}""")
+    assert [value.shape[0] for value in graph.outputs if value.name != "b"] == [
+        parse_dim("(31 + past) // 32")
+    ] * 2
