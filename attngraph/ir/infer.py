@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 import torch
+import torch.utils._sympy.functions as torch_sympy
 from sympy.logic.boolalg import Boolean
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
@@ -142,6 +143,9 @@ class TypeInference:
         is as long as the batch.
         """
         for guard in self._env.guards[assumed:]:
+            is_equal = isinstance(guard.expr, sympy.Eq)
+            if not is_equal and not guard.expr.has(torch_sympy.FloorDiv):
+                continue  # where a slice ends, only the sample tells
             known = {free: self._names.get(free) for free in guard.expr.free_symbols}
             infos = {f: self._dims[str(name)] for f, name in known.items() if name is not None}
             large = {f: sympy.Integer(self._hint(info, _LARGEST)) for f, info in infos.items()}
