@@ -143,8 +143,10 @@ class TypeInference:
         is as long as the batch.
         """
         for guard in self._env.guards[assumed:]:
-            is_equal = isinstance(guard.expr, sympy.Eq)
-            if not is_equal and not guard.expr.has(torch_sympy.FloorDiv):
+            expr = guard.expr
+            is_one = isinstance(expr, sympy.Rel) and any(side in (1, 2) for side in expr.args)
+            is_below_two = is_one and expr.has(torch_sympy.FloorDiv)
+            if not isinstance(expr, sympy.Eq) and not is_below_two:
                 continue  # where a slice ends, only the sample tells
             known = {free: self._names.get(free) for free in guard.expr.free_symbols}
             infos = {f: self._dims[str(name)] for f, name in known.items() if name is not None}
