@@ -28,7 +28,7 @@ from attngraph.ir import Graph, TensorType
 from attngraph.ir.dims import substitute, symbol, symbols_of
 from attngraph.ir.ranges import Ranges
 
-_LONGEST = 1 << 12  # sizes that are tried for what a quotient does
+_TIMES, _SHORT = 16, 128  # the sizes that are tried for what a quotient does: as often, or up to
 _MOST_WORK = 1 << 36
 """Multiplications in one run above which no inputs are drawn that hide whole rows."""
 
@@ -109,8 +109,9 @@ class SampleInputs:
         return [sizes for place, sizes in enumerate(found) if sizes not in found[:place]]
 
     def _several(self, found: Sequence[dict[str, int]]) -> dict[str, int]:
-        """Sizes at which no quotient is below 2 that is so at all of those, as far as the ranges
-        allow: one block of 32 tokens shows nothing of what is done with blocks. Empty if none is.
+        """Sizes at which the quotients are 2 or more that are less at all of those, as far as the
+        ranges and the time for longer runs allow: one block of 32 tokens shows nothing of what is
+        done with blocks. Empty if there are none.
         """
         smallest = min(found, key=lambda each: math.prod(each.values()))
         sizes = dict(smallest)
@@ -119,9 +120,11 @@ class SampleInputs:
             (name,) = symbols_of(quotient)
             if name not in sizes or any(_at(quotient, each) > 1 for each in (*found, sizes)):
                 continue
-            most = min(ranges[name][1] or _LONGEST, _LONGEST)
-            while sizes[name] < most and _at(quotient, sizes) < 2:
-                sizes[name] = min(2 * sizes[name] + 1, most)
+            longest = max(_TIMES * sizes[name], _SHORT)
+            most, tried = min(ranges[name][1] or longest, longest), dict(sizes)
+            while tried[name] < most and _at(quotient, tried) < 2:
+                tried[name] = min(2 * tried[name] + 1, most)
+            sizes = sizes if _at(quotient, tried) < 2 else tried  # no long run that shows nothing
         return self._together(sizes) if sizes != before else {}
 
     def equal_sizes(self) -> list[dict[str, int]]:

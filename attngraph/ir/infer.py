@@ -148,10 +148,10 @@ class TypeInference:
             is_below_two = is_one and expr.has(torch_sympy.FloorDiv)
             if not isinstance(expr, sympy.Eq) and not is_below_two:
                 continue  # where a slice ends, only the sample tells
-            known = {free: self._names.get(free) for free in guard.expr.free_symbols}
+            known = {free: self._names.get(free) for free in expr.free_symbols}
             infos = {f: self._dims[str(name)] for f, name in known.items() if name is not None}
             large = {f: sympy.Integer(self._hint(info, _LARGEST)) for f, info in infos.items()}
-            if len(large) == len(known) and guard.expr.xreplace(large) == sympy.false:
+            if len(large) == len(known) and expr.xreplace(large) == sympy.false:
                 return True
         return False
 

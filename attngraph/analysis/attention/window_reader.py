@@ -111,11 +111,25 @@ class WindowReader:
             chain=self.below.chain,
             order=tuple(digit.axis for digit in stored if digit.axis is not None),
         )
+        self._check_axes(found)
         # A fill that is no -inf hides keys only from rows in which some score is above it.
         of_pairs = all(each.query is not None for each in scores)
         if bool((fills > -math.inf).any()) and not (of_pairs and 0 in found.offsets):
             raise UnreadError
         return found
+
+    def _check_axes(self, found: Windows) -> None:
+        """Raises UnreadError at what has no place along the sequence, as one value for all keys has
+        none, and at copies of one attention along some axis.
+        """
+        queries = [each.query for each in found.scores if each.query is not None]
+        ends = [*queries, *(each.key for each in found.scores), found.value]
+        rows = {axis for axis, size in enumerate(self.scores.shape) if size != 1} - {self.window}
+        is_told = all(self.position in end.axes for end in ends)
+        if not is_told or rows - frozenset().union(*(end.axes for end in ends)):
+            raise UnreadError
+        if any(each.query is None and each.features != 1 for each in found.scores):
+            raise UnreadError  # a sum over the features of a key
 
     def moves(self) -> bool:
         """Whether in `most` rows of scores the keys along the window move with some axis."""

@@ -40,6 +40,11 @@ class Placed:
     value: Value
     dims: tuple[tuple[Digit, ...], ...]
 
+    @property
+    def axes(self) -> frozenset[int]:
+        """The axes that its elements differ along."""
+        return frozenset(d.axis for dim in self.dims for d in dim if d.axis is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:

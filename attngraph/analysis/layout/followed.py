@@ -317,11 +317,7 @@ def flat_places(index: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Te
 
 def split_places(flat: torch.Tensor, shape: Sequence[int]) -> Index:
     """The index of each of some places in row-major order."""
-    result: list[torch.Tensor] = []
-    for size in reversed(shape):
-        result.append(flat % size)
-        flat = flat // size
-    return tuple(reversed(result))
+    return torch.unravel_index(flat, tuple(shape)) if shape else ()
 
 
 def _aligned(index: Index, shape: Sequence[int]) -> Index:

@@ -125,6 +125,31 @@ def test_a_start_that_another_size_sets_is_not_read() -> None:
     assert read_windows(softmax, _sizes(graph, softmax), set()) is None
 
 
+@pytest.mark.parametrize("which", ["one value", "one query"])
+def test_what_has_no_place_along_the_sequence_is_not_read(which: str) -> None:
+    class One(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            length = k.shape[1]
+            q = q[:, :1].expand(-1, length, -1) if which == "one query" else q
+            keys, values = (nn.functional.pad(a, (0, 0, 1, 0)) for a in (k, v))
+            scores = torch.stack([(q * keys[:, n : n + length]).sum(-1) for n in range(2)], -1)
+            first = (torch.arange(length) < 1)[:, None] & (torch.arange(2) < 1)
+            weights = scores.masked_fill(first, -torch.inf).softmax(-1)
+            taken = [values[:, n : n + length] for n in range(2)]
+            if which == "one value":
+                taken = [v[:, :1].expand(-1, length, -1)] * 2
+            return (weights[..., None] * torch.stack(taken, 2)).sum(2)
+
+    graph = capture(One(), tuple(torch.randn(2, 7, 4) for _ in range(3))).graph
+    for each in pipeline():
+        if each.name == "block-windows":
+            break
+        each.run(graph)
+    (softmax,) = (node for node in graph if node.op == "aten.softmax.int")
+    assert may_be_windows(softmax)
+    assert read_windows(softmax, [{}], set()) is None
+
+
 def test_layers_alike_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = _graph("Overlapping")
     (softmax,) = (node for node in graph if node.op == "aten.softmax.int")

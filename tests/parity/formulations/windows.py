@@ -138,6 +138,8 @@ class Chunked(_Chunked):
 class Overlapping(_Chunked):
     """Longformer's: chunks of 2w overlap by half, and their parts are written over zeros."""
 
+    fill: float
+
     def chunks(self, x: Tensor) -> Tensor:
         x = x.reshape(-1, *x.shape[2:]).unflatten(1, (-1, 2 * W))
         size, stride = list(x.shape), list(x.stride())
@@ -176,6 +178,26 @@ class PaddedRows(Overlapping):
         scores = self.band(query / D**0.5, key) + self.band(torch.ones_like(fill), fill)
         weights = scores.softmax(-1).masked_fill(padding[:, None, :, None], 0.0)
         return self.joined((self.diagonals(weights) @ self.blocks(value)).flatten(2, 3))
+
+
+class _PaddedKeys(Overlapping):
+    """Rows of padding stay, of which all keys of a window may be hidden."""
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        query, key, value = self.heads(x)
+        fill = torch.where(keep, 0.0, self.fill)[:, None, :, None]
+        scores = self.band(query / D**0.5, key) + self.band(torch.ones_like(fill), fill)
+        return self.joined((self.diagonals(scores.softmax(-1)) @ self.blocks(value)).flatten(2, 3))
+
+
+@formulation(CHUNKED, "b 12:padding", dynamic="b")
+class PaddedKeys(_PaddedKeys):
+    fill = torch.finfo(torch.float32).min
+
+
+@formulation("b 64 m", "b 64:padding", dynamic="b")
+class PaddedKeysInBlocks(_PaddedKeys):
+    fill = -10000.0
 
 
 @formulation("b 64 m", dynamic="b")
