@@ -312,6 +312,10 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
                 return bool(found.lower)
     if not isinstance(condition, sympy.Rel):
         return None
+    if isinstance(condition, (sympy.Eq, sympy.Ne)) and any(
+        always(order(*condition.args), infos) for order in (sympy.Gt, sympy.Lt)
+    ):  # one side is above the other at every size
+        return isinstance(condition, sympy.Ne)
     if (follows := without_roundings(condition)) is not None:
         weaker, size = follows
         if always(sympy.Ge(size, 0), infos) and always(weaker, infos):

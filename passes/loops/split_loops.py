@@ -37,6 +37,25 @@ _REASSOCIATES = "A loop's convolution or linear attention is one operator over a
 _KERNELS = (torch.float32, torch.float16)
 
 
+def _read_alone(graph: Graph) -> None:
+    """Has each loop take what its steps read, and no more."""
+    for node in list(graph):
+        if node.op != "attn.scan":
+            continue
+        parts = ScanParts(graph, node)
+        roots = list(parts.body.outputs)
+        leaves, _ = backward_slice(roots, parts.operands.__contains__)
+        unread = [value for value in (*parts.stacked, *parts.fixed) if value not in leaves]
+        if not unread or (len(parts.stacked) == 1 and parts.stacked.keys() >= {*unread}):
+            continue
+        build = Builder(graph, node, node.loc)
+        made = parts.rebuilt(build, list(parts.initial), parts.stacked, roots)
+        for old, new in zip(node.outputs, made.outputs, strict=True):
+            graph.replace_uses(old, new)
+        graph.erase(node)
+    eliminate_dead_code(graph)
+
+
 @register
 @dataclass(frozen=True)
 class SplitLoops:
@@ -62,6 +81,7 @@ class SplitLoops:
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LOGITS, depth=None, exact_only=self.exact_only)
         places: dict[Value, Places] = {}
+        _read_alone(graph)
         if checked.allows(_REASSOCIATES):
             for node in graph:
                 if node.op == "attn.scan" and attribute(node, "scanned"):

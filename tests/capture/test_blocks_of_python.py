@@ -39,9 +39,9 @@ class Parts(Blocks):
         return torch.cat(parts, 1)
 
 
-def _fits(model: nn.Module, *lengths: int) -> None:
+def _fits(model: nn.Module, *lengths: int, sample: int = 9) -> None:
     model = model.eval()
-    optimized = optimize(model, (torch.randn(2, 9, 4),), dynamic_shapes=(DIMS,))
+    optimized = optimize(model, (torch.randn(2, sample, 4),), dynamic_shapes=(DIMS,))
     for length in lengths:
         x = torch.randn(3, length, 4)
         torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
@@ -51,18 +51,33 @@ def test_an_axis_of_one_block_takes_every_length_that_one_block_has() -> None:
     _fits(Blocks(64), 1, 2, 30, 63)
 
 
-def test_more_blocks_are_refused_with_a_rewrite_that_compiles() -> None:
+def test_a_sample_of_more_blocks_takes_any_number_of_them() -> None:
+    _fits(Blocks(4), 1, 4, 5, 9, 64)
+    _fits(Blocks(64), 1, 2, 64, 65, 200, sample=100)
+
+
+class Growing(Blocks):
+    """Each block reads the sum of all that are found: of another length in each step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x[:, :1]
+        for start in range(0, x.shape[1], self.step):
+            found = torch.cat([found, x[:, start : start + self.step] + found.mean(1, True)], 1)
+        return found
+
+
+def test_blocks_that_no_scan_takes_are_refused_with_a_rewrite_that_compiles() -> None:
     with pytest.raises(CaptureError) as told:
-        _fits(Blocks(4), 9)
+        _fits(Growing(4), 9)
     assert "range(0, x.shape[1], self.step)" in str(told.value)
     assert "x.split(step, dim)" in str(told.value)
     _fits(Parts(4), 1, 4, 13)
 
 
 def test_the_axis_that_a_line_fixes_is_named_and_not_one_that_shares_its_dim() -> None:
-    class Both(Blocks):
+    class Both(Growing):
         def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(other) + x
+            return super().forward(other)[:, 1:] + x
 
     samples = torch.randn(2, 9, 4), torch.randn(2, 9, 4)
     with pytest.raises(CaptureError, match=r"Input other's axis 1 .*test_blocks_of_python\.py"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,6 @@ from torch.nn import functional as F
 
 import attngraph
 from attngraph.errors import CaptureError
-from attngraph.frontend.rewording.loop_lists import Unread
-from attngraph.frontend.rewording.loop_steps import Helpers
 
 pytestmark = pytest.mark.wide
 
@@ -217,7 +216,128 @@ def test_a_start_that_steps_compute_is_theirs(code: Callable[[Tensor], Tensor]) 
         torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_length_of_no_whole_blocks_is_no_scan() -> None:
-    """Of numbers, as of sizes: the last block would be shorter."""
-    with pytest.raises(Unread, match=r"multiple"):
-        Helpers.run((0, 10, SIZE), lambda *_: ([], []), [], [], [])
+class Cut(nn.Module):
+    """The last block is as long as the length leaves it."""
+
+    def __init__(self, code: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.code = code
+
+    def forward(self, x: Tensor) -> Any:
+        return self.code(x)
+
+
+def _by_number_of_blocks(x: Tensor) -> Tensor:
+    """Decays of a table, by a size that all blocks have but the last."""
+    state, found, length = x.new_zeros(len(x), 4, 4), [], x.shape[1]
+    decay, back = torch.arange(1.0, SIZE + 1)[:, None], torch.arange(SIZE, 0.0, -1)[:, None]
+    for i in range((length + SIZE - 1) // SIZE):
+        start, end = i * SIZE, min(i * SIZE + SIZE, length)
+        size = end - start
+        block = x[:, start:end]
+        found.append((block @ block.mT).tril() @ block + block * decay[:size] @ state)
+        state = state * 0.5**size + (block * back[-size:]).mT @ block
+    return torch.cat(found, 1)
+
+
+def _online(x: Tensor) -> Tensor:
+    """Softmax over blocks of keys: a padded key would count."""
+    given, total = torch.zeros_like(x), x.new_zeros(*x.shape[:2], 1)
+    most = torch.full_like(total, -torch.inf)
+    for start in range(0, x.size(1), SIZE):
+        keys = x[:, start : start + SIZE]
+        scores = x @ keys.mT
+        larger = torch.maximum(most, scores.amax(-1, keepdim=True))
+        weights, before = (scores - larger).exp(), (most - larger).exp()
+        total = total * before + weights.sum(-1, keepdim=True)
+        given, most = given * before + weights @ keys, larger
+    return given / total
+
+
+def _attended(x: Tensor) -> Tensor:
+    """Blocks of queries; no state."""
+    found, q = [], x.unflatten(2, (2, 2)).transpose(1, 2)
+    for start in range(0, x.shape[1], SIZE):
+        found.append(F.scaled_dot_product_attention(q[:, :, start : start + SIZE], q, q))
+    return torch.cat(found, 2).transpose(1, 2).flatten(2)
+
+
+def _written(x: Tensor) -> Tensor:
+    given = torch.empty_like(x)
+    for start in range(0, x.shape[1], SIZE):
+        end = start + SIZE
+        given[:, start:end] = x[:, start:end].softmax(1)
+    return given
+
+
+def _centred(x: Tensor) -> Tensor:
+    """Each block less its own largest, in one expression."""
+
+    def centred(block: Tensor) -> Tensor:
+        return block - block.amax(1, keepdim=True)
+
+    return torch.cat([centred(x[:, at : at + SIZE]) for at in range(0, x.shape[1], SIZE)], 1)
+
+
+def _state_of_all(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The state behind the last block, and two tensors in step."""
+    state, other, found = torch.zeros_like(x[:, :1]), x.flip(1), []
+    for start in range(0, x.shape[1], SIZE):
+        one, two = x[:, start : start + SIZE], other[:, start : start + SIZE]
+        state = state * 0.9 + (one * two).mean(1, keepdim=True)
+        found.append(one + state)
+    return torch.cat(found, 1), state
+
+
+LAST_IS_SHORTER = (_by_number_of_blocks, _online, _attended, _written, _centred, _state_of_all)
+
+
+@pytest.mark.parametrize("code", LAST_IS_SHORTER, ids=lambda code: code.__name__)
+def test_the_last_block_may_be_shorter(code: Callable[[Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    model = Cut(code).eval()
+    dims = {0: Dim("batch", max=8), 1: Dim("length", max=64)}
+    found = attngraph.optimize(model, (torch.randn(2, 11, 4),), dynamic_shapes=(dims,))
+    for batch, length in (
+        (1, 1),
+        (2, 3),
+        (2, 4),
+        (3, 5),
+        (2, 8),
+        (2, 9),
+        (2, 12),
+        (1, 31),
+        (2, 64),
+    ):
+        x = torch.randn(batch, length, 4)
+        torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def _short_of_the_end(x: Tensor) -> Tensor:
+    """One block more than are whole, which may have no rows."""
+    state = torch.zeros_like(x[:, :1])
+    for i in range(x.shape[1] // SIZE + 1):
+        state = state + x[:, i * SIZE : i * SIZE + SIZE].sum(1, keepdim=True)
+    return x + state
+
+
+def _other_axis(x: Tensor) -> Tensor:
+    """Blocks of rows as of the length, of which there are fewer."""
+    state = torch.zeros_like(x[:, :1])
+    for start in range(0, x.shape[1], SIZE):
+        state = state + x[start : start + SIZE].sum((0, 1))
+    return x + state
+
+
+@pytest.mark.parametrize("code", [_short_of_the_end, _other_axis], ids=lambda code: code.__name__)
+def test_blocks_that_end_elsewhere_are_refused_or_right(code: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model = Cut(code).eval()
+    dims = {0: Dim("batch", max=8), 1: Dim("length", max=64)}
+    try:
+        found = attngraph.optimize(model, (torch.randn(2, 11, 4),), dynamic_shapes=(dims,))
+    except CaptureError:
+        return
+    for batch, length in ((1, 1), (2, 4), (3, 5), (2, 8), (5, 31)):
+        x = torch.randn(batch, length, 4)
+        torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)

@@ -84,6 +84,15 @@ class Tokens:
     def _has_axis(self, value: Value) -> bool:
         return self.axis(value) is not None
 
+    def counted(self, size: Dim) -> Dim:
+        """A size with the number of tokens for its dim, where these are so many whole chunks: of
+        `4 * chunks` tokens, `chunks` is a fourth.
+        """
+        times = _times(self.dim)
+        if times in (None, 1) or isinstance(size, int) or isinstance(self.dim, int):
+            return size
+        return size.xreplace({name: name / times for name in self.dim.free_symbols})
+
     def is_in(self, value: Value) -> bool:
         """Whether the number of tokens is in a value's shape at all."""
         if isinstance(self.dim, int) and value.producer is None and not value.is_constant:
@@ -236,15 +245,25 @@ def has_order(leaves: Iterable[Value], nodes: Iterable[Node], tokens: Tokens) ->
 
 
 def dims_of_tokens(graph: Graph) -> list[Dim]:
-    """The dims that may count tokens: named ones, and static ones where inputs have tokens."""
+    """The dims that may count tokens: named ones, multiples of one as `4 * chunks`, and static ones
+    where inputs have tokens."""
     found: dict[Dim, None] = {}
     for value in graph.inputs:
         shape = _shape(value)
         for at, size in enumerate(shape):
             is_static = at in _places_of(len(shape)) and isinstance(size, int) and size >= _LEAST
-            if isinstance(size, sympy.Symbol) or is_static:
+            if is_static or _times(size) is not None:
                 found.setdefault(size)
     return list(found)
+
+
+def _times(size: Dim) -> int | None:
+    """The k of a size k · n, None of another."""
+    if isinstance(size, int) or len(size.free_symbols) != 1:
+        return None
+    (name,) = size.free_symbols
+    times = size / name
+    return int(times) if times.is_Integer and times > 0 else None
 
 
 def sizes_around(dims: Iterable[Any]) -> list[int]:
@@ -372,9 +391,11 @@ def _shape(value: Value) -> tuple[Dim, ...]:
 
 
 def sizes_for(graph: Graph, tokens: Tokens, length: int) -> dict[str, int]:
-    """Small and distinct sizes of the dims, with so many tokens as far as their range allows."""
+    """Small and distinct sizes of the dims, with so many tokens, or some more where these are whole
+    chunks, as far as their range allows."""
     sizes = {}
     name = next(iter(symbols_of(tokens.dim)), None)
+    length = -(-length // (_times(tokens.dim) or 1))
     for place, (each, info) in enumerate(graph.dims.items()):
         size = max(length if each == name else 2 + place, info.low)
         sizes[each] = size if info.high is None else min(size, info.high)

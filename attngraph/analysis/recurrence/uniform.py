@@ -60,6 +60,7 @@ _SUMS = ADDITIVE | SHIFT | NEGATION | REVERSED
 _ANALYTIC = _SUMS | MULTIPLICATIVE | SCALE | EXPONENTIAL | LOGARITHM | POWER | MATMUL | SUM | SOLVE
 _OF_OPERANDS = _ANALYTIC | LAYOUT | JOIN | PAD | CAST | RUNNING_SUM | TRIANGLE | CHOICE | SCATTER
 _LOOP = "attn.scan"
+_CHOICE = "aten.where.self"
 _CHUNKS = 3
 _BEYOND = 1 << 31  # what stands for the end of an axis
 
@@ -118,8 +119,11 @@ def _steps_alike(
     states: set[Value] = set(body.inputs[:carried])
     inside = Positions()
     leaves, nodes = backward_slice(body.outputs, states.__contains__)
+    led = _kept_once(loop, body, carried)
     for place, (value, given) in enumerate(zip(body.inputs, loop.inputs, strict=True)):
         if place < carried or given is None or given not in known or value not in leaves:
+            continue
+        if led and value is led[0].inputs[0]:
             continue
         part = known[given]
         is_alike = place >= carried + scanned or is_one_number(part.numbers)
@@ -132,6 +136,9 @@ def _steps_alike(
     for node in nodes:
         if any(map(tokens.is_in, node.outputs)):
             return False
+        if node in led:
+            states.update(node.outputs if node.op == _CHOICE else ())
+            continue
         if all(value is None or value in inside.parts for value in node.inputs):
             inside.numbers(node)
         elif not is_analytic(node, inside.parts, dtype) or not inside.admits(node):
@@ -141,6 +148,34 @@ def _steps_alike(
                 return False
             states.update(node.outputs)
     return True
+
+
+def _kept_once(loop: Node, body: Graph, carried: int) -> list[Node]:
+    """The nodes by which the first step leaves all states as they are, as one that counts for
+    nothing does: it compares its number with the first one. Empty where there are none, or another
+    node reads the number.
+    """
+    found: list[Node] = []
+    for state, after in zip(body.inputs[:carried], body.outputs, strict=False):
+        choice = after.producer
+        if choice is None or choice.op != _CHOICE or choice.inputs[2] is not state:
+            return []
+        asked = None if choice.inputs[0] is None else choice.inputs[0].producer
+        if asked is None or asked.op != "aten.ne.Scalar" or (found and asked is not found[0]):
+            return []
+        found += [choice] if found else [asked, choice]
+    if not found:
+        return []
+    number = found[0].inputs[0]
+    if number not in body.inputs[carried : carried + attribute(loop, "scanned")]:
+        return []
+    counted = loop.inputs[list(body.inputs).index(number)]
+    numbers = None if counted is None else counted.producer
+    if numbers is None or numbers.op not in RANGE:
+        return []
+    is_first = numbers.attrs.get("start", 0) == attribute(found[0], "other")
+    readers = {*number.users, *found[0].outputs[0].users}
+    return found if is_first and readers <= {*found} else []
 
 
 def is_affine(node: Node, of: Collection[Value]) -> bool:
@@ -204,7 +239,8 @@ def _cuts_no_place(node: Node, tokens: Tokens) -> bool:
     reads its first s places reads other tokens from some length on.
     """
     shapes = [value.shape for value in node.outputs if isinstance(value.type, TensorType)]
-    if not are_near(*(size for shape in shapes for size in shape if _has(size, tokens))):
+    sizes = [size for shape in shapes for size in shape if _has(size, tokens)]
+    if not are_near(*map(tokens.counted, sizes)):
         return False
     source = node.inputs[0] if node.inputs else None
     if source is None or not isinstance(source.type, TensorType):

@@ -1,11 +1,12 @@
-"""`cat` and `stack` under torch.vmap, whose rule in C++ asks for sizes as numbers.
+"""`cat`, `stack` and attention under torch.vmap, whose rules in C++ ask for sizes as numbers.
 
-A loop that carries nothing runs under vmap, for all steps at once. What its steps join is joined
-with the axis of the steps as one of its own.
+A loop that carries nothing runs under vmap, for all steps at once. What its steps join, or attend
+to, is joined with the axis of the steps as one of its own.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,27 @@ import torch
 from torch._C._functorch import is_batchedtensor, maybe_get_level
 from torch._functorch import predispatch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from attngraph.frontend.rewording.loop_lists import JOINS, Steps, axis_of_join
+
+_OPERANDS = ("query", "key", "value", "attn_mask")
+
+
+def _attention(  # torch's own is a builtin, of which Python has no signature
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None: ...
+
+
+_ATTENTION = inspect.signature(_attention)
 
 
 class BatchedJoins(TorchFunctionMode):
@@ -35,6 +54,10 @@ class BatchedJoins(TorchFunctionMode):
                     return args[0].joined(axis, new=func is torch.stack)
             if _is_batched(args[0]):
                 return _joined(func, args[0], axis)
+        if func is scaled_dot_product_attention:
+            bound = _ATTENTION.bind(*args, **named).arguments
+            if _is_batched([bound[name] for name in _OPERANDS if bound.get(name) is not None]):
+                return _attended(func, bound)
         return func(*args, **named)
 
 
@@ -51,6 +74,21 @@ def _joined(func: Callable[..., Any], parts: Sequence[torch.Tensor], axis: int) 
     axis %= parts[0].dim() + (func is torch.stack)
     whole: Any = [predispatch._remove_batch_dim(part, level, count, 0) for part in parts]
     return predispatch._add_batch_dim(func(whole, axis + 1), 0, level)
+
+
+def _attended(func: Callable[..., Any], bound: dict[str, Any]) -> torch.Tensor:
+    """Attention with the steps as its first axis: (steps, …, queries, features)."""
+    level, count = _innermost().level(), _innermost().batch_size()
+    operands = {name: bound[name] for name in _OPERANDS if bound.get(name) is not None}
+    rank = operands["query"].dim()
+    for name, operand in operands.items():
+        if not _is_batched([operand]) and name == "attn_mask":
+            continue  # aligned at the right
+        whole = predispatch._remove_batch_dim(operand, level, count, 0)
+        missing = rank - operand.dim()
+        operands[name] = whole.reshape(whole.shape[0], *[1] * missing, *whole.shape[1:])
+    made = func(**{**bound, **operands})
+    return predispatch._add_batch_dim(made, 0, level)
 
 
 def _innermost() -> Any:

@@ -1,7 +1,8 @@
 """Which part of a tensor a step of a loop takes: `x[:, t]`, or a block `x[:, t : t + size]`.
 
-A block begins at an affine function of the step and has one size. It is written in terms of the
-step: `start = i * size` and `end = min(start + size, length)`, assigned in the body, are read.
+A block begins at an affine function of the step and has one size, but for the last one, which may
+be shorter. It is written in terms of the step: `start = i * size` and `end = min(start + size,
+length)`, assigned in the body, are read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
+
+from attngraph.frontend.rewording.loop_statements import located
 
 _PARTS = (ast.Name, ast.Constant, ast.Attribute, ast.BinOp, ast.Add, ast.Sub, ast.Mult)
 _DEPTH = 4  # names that stand for each other
@@ -36,6 +39,7 @@ class Blocks:
         self, index: str, statements: Sequence[ast.stmt], assigned: Collection[str]
     ) -> None:
         self._index, self._assigned = index, assigned
+        self._limited: set[tuple[str, str]] = set()
         times = Counter(name for part in statements for name in _names(part, ast.Store))
         self._known: dict[str, ast.expr] = {}
         read: set[str] = set()
@@ -54,15 +58,57 @@ class Blocks:
             return ""
         start, end = (self._spelled(part, _DEPTH) for part in (item.lower, item.upper))
         limit: ast.expr = ast.Constant(None)
-        match end:
-            case ast.Call(func=ast.Name(id="min"), args=[one, other], keywords=[]):
-                end, limit = (one, other) if self._moves(one) else (other, one)
-                if self._moves(limit) or not self._is_plain(limit):
-                    return ""
+        if (sides := self._sides(end)) is not None:
+            end, limit = sides
         if not all(self._is_plain(part) and self._moves(part) for part in (start, end)):
             return ""
+        self._limited.add((ast.unparse(end), ast.unparse(limit)))
         told = ", ".join(map(ast.unparse, (start, end, limit)))
         return f"lambda {self._index}: ({told})"
+
+    def _sides(self, part: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+        """Of `min(start + size, length)`, what moves with the step and what limits it."""
+        match part:
+            case ast.Call(func=ast.Name(id="min"), args=[one, other], keywords=[]):
+                end, limit = (one, other) if self._moves(one) else (other, one)
+                if self._moves(end) and not self._moves(limit) and self._is_plain(limit):
+                    return end, limit
+        return None
+
+    def sized(self, statement: ast.stmt, helpers: str, known: str) -> ast.stmt:
+        """With a number of the step, as `end - start`, asked of our helpers: it may be the size of
+        the blocks, which all of them have but the last one.
+        """
+        if not isinstance(statement, ast.Assign) or _gives(statement) not in self._known:
+            return statement
+        of_all, of_last = (
+            self._resolved(self._known[_gives(statement)], limited=limited)
+            for limited in (False, True)
+        )
+        if of_all is None or of_last is None or not self._moves(of_all):
+            return statement
+        told = (f"lambda {self._index}: {ast.unparse(each)}" for each in (of_all, of_last))
+        call = f"{helpers}.of_block({known}, {self._index}, {', '.join(told)})"
+        statement.value = located(ast.parse(call, mode="eval").body, statement)
+        return statement
+
+    def _resolved(self, part: ast.expr, *, limited: bool) -> ast.expr | None:
+        """With the side that a block's end has in the place of each min; None if one is of no
+        block, or it isn't affine in the step.
+        """
+        blocks, others = self, list[ast.expr]()
+
+        class Resolving(ast.NodeTransformer):
+            def visit_Call(self, node: ast.Call) -> ast.expr:
+                sides = blocks._sides(node)
+                if sides is None or tuple(map(ast.unparse, sides)) not in blocks._limited:
+                    others.append(node)
+                    return node
+                return sides[limited]
+
+        made: ast.expr = Resolving().visit(self._spelled(part, _DEPTH))
+        is_read = not any(ast.unparse(each).startswith(("min(", "max(")) for each in others)
+        return made if is_read and self._is_plain(made) else None
 
     def without_ends(self, body: list[ast.stmt], after: Collection[str]) -> list[ast.stmt]:
         """Without what gave names to the ends of blocks, if nothing else reads them."""

@@ -93,7 +93,10 @@ class Body:
             *self._first_rows(),
             *self._shifted(self.statements),
         ]
-        self.statements = self._blocks.without_ends(self.statements, after)
+        self.statements = [
+            self._blocks.sized(each, HELPERS, f"__known_{number}")
+            for each in self._blocks.without_ends(self.statements, after)
+        ]
         self.assigned = stored(self.statements)
         left = loaded(self.statements)
         filled = {each.of for each in self.appended.values()}

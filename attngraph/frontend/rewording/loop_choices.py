@@ -10,7 +10,7 @@ import ast
 import copy
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -59,8 +59,14 @@ def as_tensor(leaf: Any) -> Any:
     return leaf.whole() if isinstance(leaf, Steps) else leaf
 
 
-Known: TypeAlias = tuple[int | None, bool]
-"""Of the number of a step, the least that it is, None of no known one, and whether it is that."""
+class Known(NamedTuple):
+    """Of the number of a step the `least` that it is, None of no known one, and whether it `is_it`.
+    Of the last block of an axis, which may be shorter, `last` is the number, a size.
+    """
+
+    least: int | None
+    is_it: bool
+    last: Any = None
 
 
 def of_kind(leaf: Any, kind: Any) -> Any:
@@ -78,7 +84,7 @@ class Choices:
     @staticmethod
     def compared(how: str, number: Any, other: int, known: Known) -> Any:
         """The number of a step beside a constant: a bool where it is known of the step."""
-        least, is_it = known
+        least, is_it, _ = known
         if is_it:
             return _COMPARED[how](least, other)
         if least is not None and least > other:

@@ -27,12 +27,17 @@ class Range:
 
     @staticmethod
     def of(bounds: Sequence[Any]) -> Range:
-        """Raises Unread where the last step may be shorter than the others."""
         start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
-        step = bounds[2] if len(bounds) == 3 else 1
-        if step not in (1, -1) and divide(expr_of(stop - start), step) is None:
-            raise Unread("a length that is no multiple of the step")
-        return Range(start, stop, step)
+        return Range(start, stop, bounds[2] if len(bounds) == 3 else 1)
+
+    @property
+    def count(self) -> Any:
+        """How many there are."""
+        return (
+            _blocks_in(self.stop - self.start, abs(self.step))
+            if self.step > 0
+            else (self.start - self.stop)
+        )
 
     def from_none(self) -> Range:
         """The range from 0, of one that begins at 1 and may have one step or none: neither torch
@@ -65,7 +70,7 @@ class Range:
         """All of them."""
         if self.step in (1, -1):
             return self.forward(torch.arange(*self.ends))
-        turns = torch.arange((self.stop - self.start) // self.step)
+        turns = torch.arange(self.count)
         numbers: torch.Tensor = turns * self.step + self.start
         return numbers
 
@@ -90,6 +95,16 @@ class Range:
             raise Unread("a slice of what is no tensor")
         if block is None:
             return part_of(of, axis, *self.ends, abs(self.step)).movedim(axis, 0)
+        begin, size, following = self._first(of, axis, block)
+        count, at = self.count, axis % of.dim()
+        if is_equal(following, begin + size):
+            blocks = part_of(of, axis, begin, begin + count * size, 1)
+        else:
+            blocks = of.index_select(at, _overlapping(begin, following, size, count, of.shape[at]))
+        return torch.unflatten(blocks, at, (count, size)).movedim(at, 0)
+
+    def _first(self, of: torch.Tensor, axis: int, block: Block) -> tuple[Any, int, Any]:
+        """Where the first block begins, the size of each, and where the second one begins."""
         begin, end, limit = block(self.start)
         following, last, _ = block(self.start + self.step)
         size = end - begin
@@ -98,12 +113,78 @@ class Range:
             raise Unread("blocks of several sizes")
         if is_from_end or (limit is not None and not is_equal(limit, of.shape[axis])):
             raise Unread("blocks that end before the tensor does")
-        count, at = (self.stop - self.start) // self.step, axis % of.dim()
-        if is_equal(following, end):
-            blocks = part_of(of, axis, begin, begin + count * size, 1)
-        else:
-            blocks = of.index_select(at, _overlapping(begin, following, size, count, of.shape[at]))
-        return torch.unflatten(blocks, at, (count, size)).movedim(at, 0)
+        return begin, size, following
+
+    def is_cut(self, of: Any, axis: int, block: Block | None) -> bool:
+        """Whether these are blocks one behind the other of which the last may be shorter: as many
+        as the axis has, rounded up.
+        """
+        if block is None or not isinstance(of, torch.Tensor) or self.step < 0:
+            return False
+        begin, size, following = self._first(of, axis, block)
+        left = of.shape[axis] - begin
+        return (
+            is_equal(following, begin + size)
+            and divide(expr_of(left), size) is None
+            and is_equal(self.count, _blocks_in(left, size))
+        )
+
+    def left(self, taken: Sequence[tuple[Any, int, Block | None]]) -> list[tuple[Any, int]]:
+        """How many rows the last blocks have that may be shorter, and how many the others."""
+        found = []
+        for of, axis, block in taken:
+            if block is not None and self.is_cut(of, axis, block):
+                _, size, _ = self._first(of, axis, block)
+                found.append((self.of_last(of, axis, block).shape[axis], size))
+        return found
+
+    # A range of which the last block may be shorter: those before it, and it.
+
+    @property
+    def last(self) -> Any:
+        return self.start + (self.count - 1) * self.step
+
+    def before_last(self) -> Range:
+        return Range(self.start, self.last, self.step)
+
+    def led(self) -> Range:
+        """With one number in front, that of no step."""
+        return Range(self.start - self.step, self.stop, self.step)
+
+    def led_by_zeros(self, of: Any, axis: int, block: Block | None) -> Any:
+        """The slices of all steps, (steps, …), behind zeros for one more."""
+
+        def behind_zeros(rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat([rows.new_zeros(1, *rows.shape[1:]), rows])
+
+        return pytree.tree_map(behind_zeros, self.taken(of, axis, block))
+
+    def all_of(self, of: torch.Tensor, axis: int, block: Block | None) -> torch.Tensor:
+        """What all slices are of, in the tensor's own memory."""
+        if block is None:
+            return part_of(of, axis, *self.ends, self.step)
+        begin, size, _ = self._first(of, axis, block)
+        is_cut = self.is_cut(of, axis, block)
+        return part_of(of, axis, begin, of.shape[axis] if is_cut else begin + self.count * size, 1)
+
+    def of_last(self, of: Any, axis: int, block: Block | None) -> Any:
+        """The slice of the last step, in the tensor's own memory."""
+        if isinstance(of, Steps) and axis == 0 and block is None:
+            return pytree.tree_map(lambda each: self.of_last(each, 0, None), of.whole())
+        if not isinstance(of, torch.Tensor):
+            raise Unread("a slice of what is no tensor")
+        if block is None:
+            return of.select(axis, self.last)
+        begin, end, _ = block(self.last)
+        size = of.shape[axis] - begin if self.is_cut(of, axis, block) else end - begin
+        return of.narrow(axis, begin, size)
+
+
+def _blocks_in(length: Any, size: int) -> Any:
+    """How many blocks an axis has, of which the last may be shorter."""
+    if size == 1 or divide(expr_of(length), size) is not None:
+        return length // size
+    return (length + size - 1) // size
 
 
 def _overlapping(begin: Any, following: Any, size: int, count: Any, length: Any) -> torch.Tensor:

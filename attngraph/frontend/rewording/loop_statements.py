@@ -35,6 +35,13 @@ class Plain:
                 isinstance(part, ast.Subscript) for part in parts
             ):
                 return self._apart(statement, parts)
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if (
+                _are_apart(names, values)
+            ):
+                return [
+                    located(ast.Assign([name], value), statement)
+                    for name, value in zip(names, values, strict=True)
+                ]
         return [statement]
 
     def _appended(self, statement: ast.If) -> list[ast.stmt]:
@@ -66,6 +73,13 @@ class Plain:
                 names.append(part)
         target = located(ast.Tuple(names, ast.Store()), statement)
         return [located(ast.Assign([target], statement.value), statement), *after]
+
+
+def _are_apart(names: Sequence[ast.expr], values: Sequence[ast.expr]) -> bool:
+    """Whether `a, b = x, y` is `a = x` and then `b = y`."""
+    given = [name.id for name in names if isinstance(name, ast.Name)]
+    is_each = len(given) == len(names) == len(values) == len({*given})
+    return is_each and loaded(values).isdisjoint(given)
 
 
 def _appends(statements: Sequence[ast.stmt]) -> dict[str, tuple[ast.Expr, ast.expr]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
@@ -24,9 +26,8 @@ from attngraph.frontend.rewording.loop_lists import (
     Unread,
     is_builtin,
 )
-from attngraph.frontend.rewording.loop_ranges import Block, Range, expr_of, is_equal
+from attngraph.frontend.rewording.loop_ranges import Block, Range, is_equal
 from attngraph.frontend.rewording.loop_scan import joined, scanned
-from attngraph.ir.dims import divide
 
 Slices: TypeAlias = tuple[torch.Tensor, int, Block | None]
 """A tensor, an axis, and the block of it that each step takes, None where that is one place."""
@@ -41,21 +42,21 @@ class Helpers(Lists, Choices):
     """What a rewritten function calls."""
 
     index = _Index()
+    met: ClassVar[set[int]] = set()
+    """The sizes of blocks of which the last may be shorter."""
 
     @staticmethod
     def is_open(bounds: Sequence[Any] | None, places: Sequence[tuple[Any, int]] = ()) -> bool:
-        """Whether a loop over these goes up to a size, in steps of a number that divide it.
+        """Whether a loop over these goes up to a size.
 
-        Where the last block may be shorter, the code is run as it stands: that may be one block.
         Of the lists in `places` it is the last element that a step reads at its own place and an
         offset, if they are as long as that now.
         """
         if bounds is None or not all(_are_last(*each, bounds) for each in places):
             return False
-        if len(bounds) == 3 and bounds[2] not in (1, -1):
-            start, stop, step = bounds
-            if not isinstance(step, int) or step < 1 or divide(expr_of(stop - start), step) is None:
-                return False
+        step = bounds[2] if len(bounds) == 3 else 1
+        if not isinstance(step, int) or (step < 1 and step != -1):
+            return False
         ends = bounds[:2]
         return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends)
 
@@ -88,10 +89,16 @@ class Helpers(Lists, Choices):
         """
         if made == ():
             return before
+        last = []
+        if isinstance(made, Ends):
+            if every is not None:
+                raise Unread("some of the steps, beside a last one that is shorter")
+            made, last = made.rows, [made.last]
         if every is not None:
             made = Range.of(bounds).every(made, *every)
         rows = Rows(made)
-        return Steps([rows.turned(), *Steps.of(before)] if in_front else [*Steps.of(before), rows])
+        own = Steps.of(before)
+        return Steps([*last, rows.turned(), *own] if in_front else [*own, rows, *last])
 
     @staticmethod
     def own(value: Any) -> Any:
@@ -159,8 +166,9 @@ class Helpers(Lists, Choices):
         wanted: Sequence[bool] = (),
         held: Sequence[Callable[[], Any]] = (),
         by_first: bool = False,
-    ) -> tuple[list[Any], list[Any]]:
-        """What the last step carries out, and the steps' results, stacked.
+    ) -> tuple[list[Any], list[Any]] | None:
+        """What the last step carries out, and the steps' results, stacked; None where it may be a
+        shorter one, and the others are no scan: that may be one block, as the code stands.
 
         Of what isn't there before the first step, only what is `wanted` is carried out. A size
         among what is `held`, which no step changes, is told to the steps by a tensor. Where the
@@ -169,10 +177,12 @@ class Helpers(Lists, Choices):
         steps = Range.of(bounds)
         given, kept = [defined(value) for value in initial], [defined(value) for value in held]
         alone = by_first or any(leaf is None for leaf in pytree.tree_leaves(given))
+        is_cut = any(steps.is_cut(*each) for each in sequences if not _is_blank(each))
         are_places = not any(block for _, _, block in sequences)
         is_known = are_places and not any(value is UNDEFINED for value in given)
         all_steps = steps.from_none() if is_known and not alone else steps
-        slices = [all_steps.taken(*each) for each in sequences if not _is_blank(each)]
+        taken = [each for each in sequences if not _is_blank(each)]
+        slices = [] if is_cut else [all_steps.taken(*each) for each in taken]
 
         lists: list[Any] = [of for of, _, _ in sequences]
         blank = {at: lists[at].blank for at, each in enumerate(sequences) if _is_blank(each)}
@@ -185,13 +195,19 @@ class Helpers(Lists, Choices):
             parts = [blank[at] if at in blank else next(left) for at in range(count)]
             return body(known, number, *given, *parts, *kept)
 
+        if is_cut:
+            Helpers.met.update(size for _, size in steps.left(taken))
+            with suppress(Exception):
+                if not alone:
+                    return _with_shorter_last(steps, taken, call, given, wanted, kept)
+            return None
         if not alone:
-            known = (steps.least(0), False)
+            known = Known(steps.least(0), False)
             return scanned(all_steps, steps, partial(call, known), given, slices, wanted, kept)
         parts = pytree.tree_map(lambda each: each[0], slices)
-        known = (steps.least(0), steps.least(0) is not None)
+        known = Known(steps.least(0), steps.least(0) is not None)
         given, made = call(known, as_tensor(steps.start), given, parts, kept)
-        known = (steps.least(1), False)
+        known = Known(steps.least(1), False)
         after, others = scanned(
             steps, steps.later(), partial(call, known), given, slices, wanted, kept
         )
@@ -207,9 +223,28 @@ class Helpers(Lists, Choices):
         steps = Range.of(bounds)
         for each, stacked in zip(written, rows, strict=True):
             if isinstance(each[0], Blank):
+                if isinstance(stacked, Ends):
+                    raise Unread("a list of open length, with a last element of another size")
                 each[0].fill(*steps.ends, steps.forward(stacked))
                 continue
+            if isinstance(stacked, Ends):
+                _, axis, block = each
+                whole = Steps([Rows(stacked.rows), stacked.last]).joined(axis, new=block is None)
+                steps.all_of(*each).copy_(whole)
+                continue
             steps.places(*each).copy_(steps.forward(stacked))
+
+    @staticmethod
+    def of_block(
+        known: Known, number: Any, of_all: Callable[[Any], Any], of_last: Callable[[Any], Any]
+    ) -> Any:
+        """A number of a step as its block has it: one that all steps have, such as the size of
+        their blocks, or what it is of a shorter last one.
+        """
+        if known.last is not None:
+            return of_last(known.last)
+        one, other = of_all(0), of_all(1)
+        return one if is_equal(one, other) else of_all(number)
 
     @staticmethod
     def row(row: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -289,6 +324,43 @@ class Helpers(Lists, Choices):
             return base**exponent
         exact = torch.full((), base, dtype=torch.float64) ** exponent
         return exact.to(torch.get_default_dtype())
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The results of steps of which the last took a shorter block: those before it, and its own."""
+
+    rows: Any
+    last: Any
+
+
+def _with_shorter_last(
+    steps: Range,
+    taken: Sequence[Slices],
+    call: Callable[..., Any],
+    given: Sequence[Any],
+    wanted: Sequence[bool],
+    kept: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """The steps before the last one in a scan, and the last one as it stands, at the end of the
+    axis: its block has as many rows as are left, from one up to those of the others.
+
+    There may be none before it, so the scan begins with one more that counts for nothing.
+    """
+    check: Callable[[Any], None] = torch._check
+    for left, size in steps.left(taken):  # which torch finds in no expression of the length
+        check(left >= 1)
+        check(left <= size)
+    before = steps.before_last()
+    slices = [before.led_by_zeros(*each) for each in taken]
+    step = partial(call, Known(steps.least(0), False))
+    after, made = scanned(before.led(), before, step, given, slices, wanted, kept)
+    parts = [steps.of_last(*each) for each in taken]
+    last = Known(steps.least(0), False, steps.last)
+    after, own = call(last, as_tensor(steps.last), after, parts, kept)
+    return after, [
+        () if each == () else Ends(rows, each) for rows, each in zip(made, own, strict=True)
+    ]
 
 
 def _is_blank(taken: Slices) -> bool:

@@ -64,7 +64,8 @@ class Numbers:
     `replayed` names those of the functions whose operators a trace ran in their stead. `functions`
     take numbers alone; those that round may be `rounded` not at all, unless that is None.
     `loops` are functions in which Python counts to a size, and `cuts` the places at which an open
-    axis is cut into a number of parts; at those in `whole` it isn't. Where slices may be cut
+    axis is cut into a number of parts; at those in `whole` it isn't. `blocks` are the sizes of
+    those that loops take of an axis, the last of which may be shorter. Where slices may be cut
     `short`, these may be `opened`. Some were asked for `by_numpy`.
     """
 
@@ -77,6 +78,7 @@ class Numbers:
     exact: Rounded = field(default_factory=dict)
     cuts: set[Place] = field(default_factory=set)
     whole: frozenset[Place] = frozenset()
+    blocks: set[int] = field(default_factory=set)
     short: bool = False
     by_numpy: bool = False
     opened: bool = False
@@ -154,7 +156,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        stack.enter_context(scanned_loops(known.loops))
+        stack.enter_context(scanned_loops(known.loops, known.blocks))
         stack.enter_context(stood_in(known.functions, written_out(known.rounded, known.exact)))
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         for names in known.spaces:

@@ -34,9 +34,13 @@ from attngraph.frontend.rewording.row_loops import counted
 
 
 @contextmanager
-def scanned_loops(codes: Iterable[CodeType]) -> Iterator[None]:
-    """Within it, functions with this code run their loops over open sizes as scans."""
+def scanned_loops(codes: Iterable[CodeType], blocks: set[int]) -> Iterator[None]:
+    """Within it, functions with this code run their loops over open sizes as scans.
+
+    The sizes of blocks of which the last may be shorter are added to `blocks`.
+    """
     with ExitStack() as stack:
+        stack.enter_context(patch.object(Helpers, "met", blocks))
         for code in codes:
             for function in gc.get_referrers(code):
                 if type(function) is not FunctionType or function.__code__ is not code:
@@ -112,15 +116,20 @@ class _Writer(ast.NodeTransformer):
         sequences = ", ".join(map(str, body.sequences.values()))
         rows = ", ".join(map(str, body.rows.values()))
         lists = ", ".join(f"({each.name}, {each.offset})" for each in body.places)
+        is_open = f"__open_{body.number}"
         lines = [
-            f"if {HELPERS}.is_open({bounds}, [{lists}]):",
+            f"{is_open} = {HELPERS}.is_open({bounds}, [{lists}])",
+            f"if {is_open}:",
             f"    def {step}({given_names}):",
             *(f"        {name} = {HELPERS}.own({name})" for name in sorted(body.changed)),
             *(f"        {name} = {HELPERS}.undefined" for name in sorted(body.chosen - given_to)),
             f"        {results}",
-            f"    {step}_after, {step}_made = {HELPERS}.run({bounds}, {step}, [{initial}], "
+            f"    {step}_found = {HELPERS}.run({bounds}, {step}, [{initial}], "
             f"[{sequences}], {wanted}, [{', '.join(f'lambda: {name}' for name in held)}], "
             f"{body.by_first})",
+            f"    {is_open} = {step}_found is not None",
+            f"if {is_open}:",
+            f"    {step}_after, {step}_made = {step}_found",
             *(
                 f"    {HELPERS}.change({name}, {step}_after[{at}])"
                 if name in body.changed
@@ -135,14 +144,15 @@ class _Writer(ast.NodeTransformer):
             ),
             f"    {HELPERS}.put({bounds}, [{rows}], {step}_made[{len(body.appended)}:])",
         ]
-        (written,) = parsed("\n".join(lines), loop)
-        assert isinstance(written, ast.If)
-        assert isinstance(written.body[0], ast.FunctionDef)
-        inner = written.body[0].body
+        asked, tried, taken = parsed("\n".join(lines), loop)
+        assert isinstance(tried, ast.If)
+        assert isinstance(taken, ast.If)
+        assert isinstance(tried.body[0], ast.FunctionDef)
+        inner = tried.body[0].body
         inner[-1:-1] = self._visited(body.statements)
         self.generic_visit(loop)
-        written.orelse = [loop]
-        return [written]
+        taken.orelse = [loop]
+        return [asked, tried, taken]
 
     def _visited(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Statements whose own loops are written as well."""

@@ -67,6 +67,21 @@ def beyond(end: int) -> Longer:
     return (lambda _: end + 1,)
 
 
+def amid_blocks(sizes: Collection[int]) -> Longer:
+    """For a trace of blocks of which the last may be shorter: several whole ones of each size, and
+    a part of more than one row.
+    """
+    most = max(sizes, default=0)
+    tried = range(2 * most + 2, 4 * most + 2)
+    found = [n for n in tried if all(n % size > 1 for size in sizes)]
+    middle = [found[len(found) // 2]] if sizes and found else []
+    return tuple(partial(_fixed, size) for size in middle)
+
+
+def _fixed(size: int, _: int) -> int:
+    return size
+
+
 def other_samples(
     module: torch.nn.Module,
     sample: Inputs,

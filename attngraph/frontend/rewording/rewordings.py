@@ -90,8 +90,9 @@ class Rewordings(TorchFunctionMode):
                 return found
         if func in JOINS and args and isinstance(args[0], Steps):
             return args[0].joined(axis_of_join(args, named), new=func is torch.stack)
-        if func in _SLICES and len(args) > 3 and _is_below(args[3]):
-            args = [*args[:3], args[0].shape[args[1]] + args[3], *args[4:]]
+        if func in _SLICES and len(args) > 3:  # places that are counted from the end
+            ends = (args[0].shape[args[1]] + end if _is_below(end) else end for end in args[2:4])
+            args = [*args[:2], *ends, *args[4:]]
         if func in CUTS and args:
             dim = named.get("dim", args[2] if len(args) > 2 else 0)
             size = args[1] if len(args) > 1 else next(iter(named.values()))

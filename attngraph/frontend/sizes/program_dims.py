@@ -16,6 +16,8 @@ from attngraph.ir.conditions import at_sizes
 
 _TRIED = 1 << 11
 """Sizes beyond the sample's at which a demand is tried; a wave is cut into frames of hundreds."""
+_SOME = 32
+"""Sizes of a dim of which another is computed, at which what a trace demands is tried."""
 _LONGEST = 32
 """Times the sample, up to which a size is looked at beyond an end that the trace has."""
 
@@ -82,6 +84,45 @@ def open_sizes(
     for request in asked:
         size = placeholders[request.leaf].meta["val"].shape[request.axis]
         yield request, size.node.expr if isinstance(size, torch.SymInt) else None
+
+
+def is_held(program: ExportedProgram, request: Request) -> bool:
+    """Whether a trace holds a derived dim, such as `4 * blocks`, at the sample's size.
+
+    torch asks of such a dim whether its range fits, and not whether what the trace demands does:
+    `for i in range(n // 4)` is unrolled, for n // 4 = 3, and n is called open.
+    """
+    (placed,) = (size for _, size in open_sizes(program, [request]))
+    env = shape_env(program)
+    if placed is None or env is None or request.name == request.root:
+        return False
+    if len(placed.free_symbols) != 1:
+        return False
+    (root,) = placed.free_symbols
+    exprs = [guard.expr for guard in env.guards]
+    known = {
+        each.lhs: each.rhs
+        for each in exprs
+        if isinstance(each, sympy.Eq) and each.lhs.is_Symbol and each.rhs.free_symbols == {root}
+    }
+    demands = [
+        each for each in (expr.xreplace(known) for expr in exprs) if each.free_symbols == {root}
+    ]
+    bounds = program.range_constraints.get(root)
+
+    def is_excluded(size: int) -> bool:
+        if bounds is not None and not bounds.lower <= size <= bounds.upper:
+            return True
+        return any(at_sizes(each, {root: sympy.Integer(size)}) == sympy.false for each in demands)
+
+    given = {size: int(placed.xreplace({root: sympy.Integer(size)})) for size in range(1, _SOME)}
+    low, high = request.low or 1, request.high
+    others = [
+        size
+        for size, own in given.items()
+        if own != request.size and low <= own and (high is None or own <= high)
+    ]
+    return bool(others) and all(map(is_excluded, others))
 
 
 def asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:

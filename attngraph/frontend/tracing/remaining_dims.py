@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
 from attngraph.frontend.interface.shapes import Request
-from attngraph.frontend.sizes.program_dims import open_sizes
+from attngraph.frontend.sizes.program_dims import is_held, open_sizes
 from attngraph.frontend.tracing.guards import excluded_largest, excluded_small
 from attngraph.frontend.tracing.trace_errors import (
     FIXED,
@@ -78,7 +78,7 @@ def made_constant(
     """
     found = []
     for request, size in open_sizes(program, requests):
-        if size is not None and not size.is_number:
+        if size is not None and not size.is_number and not is_held(program, request):
             continue
         if request.name is not None:
             raise specialised(fixed_first(request, requests, fixed), fixed)

@@ -17,6 +17,7 @@ from attngraph.frontend.rewording.resampled import (
     Extent,
     Inputs,
     Longer,
+    amid_blocks,
     beyond,
     comes_to,
     is_cut_for_memory,
@@ -131,7 +132,7 @@ def _elsewhere(
 ) -> Traced | CaptureError:
     """The trace with axes that are cut into parts whole, or at other sizes, if it fixes less."""
     module, inputs, asked = subject.module, subject.inputs, subject.asked
-    sized = [request for requests, _ in _to_open(best, asked) for request in requests]
+    sized = [request for requests, _ in _to_open(best, asked, numbers) for request in requests]
     if sized and numbers.cuts and is_cut_for_memory(module, inputs, sized, numbers.cuts):
         numbers = replace(numbers, whole=frozenset(numbers.cuts))
         with suppress(CaptureError):
@@ -141,7 +142,7 @@ def _elsewhere(
     for _ in range(_AGAIN):
         ways = [
             (constant, longer)
-            for constant, longer in _to_open(best, asked)
+            for constant, longer in _to_open(best, asked, numbers)
             if _sizes(constant, longer) not in tried
         ]
         if not ways:
@@ -150,7 +151,7 @@ def _elsewhere(
         tried.add(_sizes(constant, longer))
         samples = other_samples(module, inputs, asked, constant, longer)
         loop = best.loop if isinstance(best, Specialised) else None
-        if loop is not None:  # of which a trace has a turn for each step at any size
+        if loop is not None and not numbers.blocks:  # it has a turn for each step at any size
             samples = (each for each in samples if not comes_to(module, each, loop))
         best = _resampled(best, subject, constant, samples, numbers, remedies)
     return best
@@ -190,18 +191,29 @@ def _resampled(
                     break
                 if extent is Extent.SAMPLE:
                     fewer = fewer or found
-        if not _to_open(best, asked):
+        if not _to_open(best, asked, numbers):
             return best
     # One that is wrong for small sizes may have a least size, which the check finds.
     return best if fewer is None else _better(best, fewer)
 
 
 def _to_open(
-    traced: Traced | CaptureError, asked: tuple[Request, ...]
+    traced: Traced | CaptureError, asked: tuple[Request, ...], numbers: Numbers
 ) -> list[tuple[tuple[Request, ...], Longer]]:
     """The dims that a trace doesn't keep open, and the sizes at which it may, likelier ones first.
 
     Where it leaves a dim at no size but the sample's, its conditions are of that size.
+    """
+    amid = amid_blocks(numbers.blocks)
+    ways = _closed(traced, asked, in_blocks=bool(numbers.blocks))
+    return [(requests, (*amid, *longer)) for requests, longer in ways]
+
+
+def _closed(
+    traced: Traced | CaptureError, asked: tuple[Request, ...], *, in_blocks: bool
+) -> list[tuple[tuple[Request, ...], Longer]]:
+    """`in_blocks`: a trace demands of the last one that it has some rows, and what else it demands
+    of a remainder is tried by the check.
     """
     refused = traced if isinstance(traced, CaptureError) else traced.refusal
     is_resampled = isinstance(traced, Traced) and bool(traced.resampled)
@@ -211,8 +223,10 @@ def _to_open(
         return []
     if constant := traced.constant or bounded(traced.program, traced.asked):
         return [(constant, TWICE)]
-    ends, multiples = ended(traced.program, asked), demanded(traced.program, asked)
-    is_limited = refused is not None or is_resampled
+    ends = ended(traced.program, asked)
+    in_blocks = in_blocks and traced.scanned
+    multiples = () if in_blocks else demanded(traced.program, asked)
+    is_limited = (refused is not None or is_resampled) and not in_blocks
     turns = turning(traced.program, asked) if is_limited else {}
     ways = [
         (multiples, BY_A_FEW),
