@@ -88,8 +88,8 @@ def _unrolled(steps: int, last: Node) -> Remark:
         f"A loop over time was unrolled into {steps} steps, so its length is fixed.",
         last.loc,
         last.op,
-        "torch._higher_order_ops.scan keeps it a loop of any length; nn.RNN, nn.GRU and nn.LSTM "
-        "are one operator.",
+        "Ask for that axis to be dynamic, and a loop over it stays one, or is an operator over all "
+        "steps, as nn.RNN, nn.GRU and nn.LSTM always are.",
         node=last.outputs[0].name,
     )
 

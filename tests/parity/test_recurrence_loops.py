@@ -155,3 +155,49 @@ def test_a_loop_that_stays_unrolled_is_told_once_and_at_its_own_line() -> None:
     (note,) = optimized.report.notes
     assert f"{Path(__file__).name}:{Steps.forward.__code__.co_firstlineno + 3}" in note
     assert "unrolled into 6 steps" in note
+
+
+class _Matrix(nn.Module):
+    """A state of keys and values (B, K, V), over steps of x (B, T, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, given = x.new_zeros(x.shape[0], x.shape[2], x.shape[2]), []
+        for t in range(x.shape[1]):
+            state = self.step(state, x[:, t : t + 1])
+            given.append(x[:, t : t + 1] @ state)
+        return torch.cat(given, 1)
+
+    def step(self, state: Tensor, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _DecayOfValues(_Matrix):
+    def step(self, state: Tensor, x: Tensor) -> Tensor:
+        return state * x.sigmoid() + x.mT @ x
+
+
+class _OtherKeyTwice(_Matrix):
+    """Takes off what another key reads, by a constant rate."""
+
+    def step(self, state: Tensor, x: Tensor) -> Tensor:
+        return state - 0.1 * x.mT @ (x.flip(2) @ state - x)
+
+
+@pytest.mark.parametrize("kind", [_DecayOfValues, _OtherKeyTwice])
+def test_a_linear_recurrence_that_stays_unrolled_is_told(kind: type[nn.Module]) -> None:
+    optimized = attngraph.optimize(kind(), (torch.randn(2, 9, 4),))
+    notes = [note for note in optimized.report.notes if "unrolled into 9 steps" in note]
+    assert len(notes) == 1
+    assert optimized.report.fused == 0
+
+
+def test_heads_that_are_added_up_are_no_steps() -> None:
+    class Heads(nn.Module):
+        def forward(self, x: Tensor, gates: Tensor) -> Tensor:
+            found = torch.zeros_like(x[:, 0])
+            for head in range(x.shape[1]):
+                found = found + x[:, head] * gates[:, head]
+            return found.cos()
+
+    optimized = attngraph.optimize(Heads(), (torch.randn(2, 9, 4), torch.randn(2, 9, 4)))
+    assert not [note for note in optimized.report.notes if "unrolled" in note]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attngraph.analysis.layout.moves import Cut, Regrouped, move_of
-from attngraph.ir import Graph, Loc, Node, Value
+from attngraph.ir import Graph, Node, Value
 from attngraph.ir.hashing import hashable
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
@@ -100,49 +100,76 @@ def unrolled_loops(graph: Graph) -> Iterator[Chain]:
 
 def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
     """Each axis of which every place meets what the places before it gave: its size, and a node of
-    the loop. A loop over several such axes comes once.
+    the loop. A loop over several such axes comes once, and so do those of one module that have as
+    many steps.
 
     Such a loop need not be one of `unrolled_loops`. Between two places something other than a sum
-    or a linear map has to happen: heads that are added up are no steps in time, and neither are
-    places that are written one by one.
+    or a linear map has to happen, such as a product of what a place has and what came before it:
+    heads that are added up are no steps in time, and neither are places that are written one by
+    one.
     """
-    told: set[tuple[int, Loc]] = set()
-    for each in _slices(graph):
+    told: set[tuple[int, str, str]] = set()
+    for each in _slices(graph, kept=True):
         count = len(each.items)
         if count < _LEAST_TOLD or _is_weight(each.source):
             continue
         changed: dict[int, Node] = {}
         for node in graph:
-            is_step = not (node.op in _GATHERING or _is_linear(node))
+            is_step = not (node.op in _GATHERING or _is_linear(node)) or _multiplies(node, each)
             for value in node.outputs if is_step else ():
                 if value in each.masks:
                     changed.setdefault(each.masks[value], node)
-        for items in (range(count), range(count)[::-1]):
-            prefixes = [sum(1 << place for place in items[: end + 1]) for end in range(1, count)]
-            if all(prefix in changed for prefix in prefixes):
+        # The first place meets nothing, and what the last one leaves nothing may read.
+        for start, end in ((0, count), (1, count), (1, count - 1)):
+            for items in (range(start, end), range(count - end, count - start)[::-1]):
+                prefixes = [
+                    sum(1 << at for at in items[:size]) for size in range(2, len(items) + 1)
+                ]
+                if not all(prefix in changed for prefix in prefixes):
+                    continue
                 inside = changed[prefixes[-2]]  # what depends on all places may lie after the loop
-                if (count, inside.loc) not in told:
-                    told.add((count, inside.loc))
-                    yield count, inside
+                steps = each.source.shape[each.dim]
+                loop = steps, inside.loc.file, inside.loc.module
+                if loop not in told:
+                    told.add(loop)
+                    yield steps, inside
 
 
-def _slices(graph: Graph) -> Iterator[Slices]:
-    """Every axis of static size that is taken apart completely."""
+def _multiplies(node: Node, slices: Slices) -> bool:
+    """Whether a product has what came before a place, and what that place has."""
+    if node.op != "aten.mul.Tensor" and node.op not in MATMUL:
+        return False
+    masks = [slices.masks.get(value, 0) if value is not None else 0 for value in node.inputs]
+    return all(masks) and masks[0] != masks[1]
+
+
+def _slices(graph: Graph, *, kept: bool = False) -> Iterator[Slices]:
+    """Every axis of static size that is taken apart completely; with `kept` places that are axes of
+    size 1 are taken, too, and the first or the last may be left.
+    """
     found: dict[tuple[Value, int], dict[int, Value]] = {}
     for node in graph:
-        for source, dim, index, item in _taken(node):
+        for source, dim, index, item in _taken(node, kept=kept):
             found.setdefault((source, dim), {}).setdefault(index, item)
     for (source, dim), items in found.items():
         steps = source.shape[dim]
-        if isinstance(steps, int) and len(items) == steps >= _LEAST:
-            ordered = tuple(items[index] for index in range(steps))
+        if not isinstance(steps, int) or steps < _LEAST:
+            continue
+        # A decay of the first step, or of the last one, may be of nothing that is read.
+        whole = [range(steps), *([range(1, steps), range(steps - 1), range(1, steps - 1)] * kept)]
+        if any(items.keys() == {*places} for places in whole):
+            ordered = tuple(items[index] for index in sorted(items))
             yield Slices(source, dim, ordered, _masks(graph, ordered))
 
 
-def _taken(node: Node) -> Iterator[tuple[Value, int, int, Value]]:
+def _taken(node: Node, *, kept: bool) -> Iterator[tuple[Value, int, int, Value]]:
     """(source, axis, place, item) for each item that a node takes from an axis."""
     for item in node.outputs:
         move = move_of(item)
+        if kept and isinstance(move, Cut) and item.shape[move.dim : move.dim + 1] == (1,):
+            if move.first is not None and isinstance(move.source.shape[move.dim], int):
+                yield move.source, move.dim, move.first, item
+            continue
         if isinstance(move, Regrouped):  # of one place, whose axis goes
             part, move = move.source, move_of(move.source)
             if not isinstance(move, Cut) or move.single:
