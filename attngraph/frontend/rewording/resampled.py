@@ -69,13 +69,15 @@ def beyond(end: int) -> Longer:
 
 def amid_blocks(sizes: Collection[int]) -> Longer:
     """For a trace of blocks of which the last may be shorter: several whole ones of each size, and
-    a part of more than one row.
+    a part of as far from one row as from a whole block.
     """
     most = max(sizes, default=0)
-    tried = range(2 * most + 2, 4 * most + 2)
-    found = [n for n in tried if all(n % size > 1 for size in sizes)]
-    middle = [found[len(found) // 2]] if sizes and found else []
-    return tuple(partial(_fixed, size) for size in middle)
+
+    def apart(length: int) -> int:
+        return min(min(length % size - 1, size - length % size) for size in sizes)
+
+    tried = [length for length in range(2 * most + 2, 4 * most + 2) if apart(length) > 0]
+    return (partial(_fixed, max(tried, key=apart)),) if tried else ()
 
 
 def _fixed(size: int, _: int) -> int:
