@@ -321,6 +321,21 @@ def _short_of_the_end(x: Tensor) -> Tensor:
     return x + state
 
 
+def _behind_the_first(x: Tensor) -> Tensor:
+    """Of one row there is no block."""
+    state, rest = x[:, :1], x[:, 1:]
+    for start in range(0, rest.shape[1], SIZE):
+        state = state + rest[:, start : start + SIZE].mean(1, keepdim=True)
+    return x + state
+
+
+def _from_the_second(x: Tensor) -> Tensor:
+    state = x[:, :1]
+    for start in range(1, x.shape[1], SIZE):
+        state = state + x[:, start : start + SIZE].mean(1, keepdim=True)
+    return x + state
+
+
 def _other_axis(x: Tensor) -> Tensor:
     """Blocks of rows as of the length, of which there are fewer."""
     state = torch.zeros_like(x[:, :1])
@@ -329,7 +344,10 @@ def _other_axis(x: Tensor) -> Tensor:
     return x + state
 
 
-@pytest.mark.parametrize("code", [_short_of_the_end, _other_axis], ids=lambda code: code.__name__)
+ELSEWHERE = (_short_of_the_end, _behind_the_first, _from_the_second, _other_axis)
+
+
+@pytest.mark.parametrize("code", ELSEWHERE, ids=lambda code: code.__name__)
 def test_blocks_that_end_elsewhere_are_refused_or_right(code: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     model = Cut(code).eval()

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from attngraph.frontend.rewording.loop_lists import Steps, Unread
-from attngraph.ir.dims import divide
+from attngraph.ir.conditions import always
+from attngraph.ir.dims import DimInfo, divide
 
 Block: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
 """Of a step where its block begins and ends, and the limit of all blocks, None without one."""
@@ -117,7 +119,7 @@ class Range:
 
     def is_cut(self, of: Any, axis: int, block: Block | None) -> bool:
         """Whether these are blocks one behind the other of which the last may be shorter: as many
-        as the axis has, rounded up.
+        as the axis has, rounded up. There is one at any size.
         """
         if block is None or not isinstance(of, torch.Tensor) or self.step < 0:
             return False
@@ -127,6 +129,7 @@ class Range:
             is_equal(following, begin + size)
             and divide(expr_of(left), size) is None
             and is_equal(self.count, _blocks_in(left, size))
+            and _is_some(left)
         )
 
     def left(self, taken: Sequence[tuple[Any, int, Block | None]]) -> list[tuple[Any, int]]:
@@ -178,6 +181,13 @@ class Range:
         begin, end, _ = block(self.last)
         size = of.shape[axis] - begin if self.is_cut(of, axis, block) else end - begin
         return of.narrow(axis, begin, size)
+
+
+def _is_some(size: Any) -> bool:
+    """Whether a size is never 0, as no dim is."""
+    expr = sympy.sympify(expr_of(size))
+    dims = {str(each): DimInfo(low=1) for each in expr.free_symbols}
+    return always(sympy.Ge(expr, 1), dims) is True
 
 
 def _blocks_in(length: Any, size: int) -> Any:
