@@ -132,6 +132,10 @@ class Range:
             and _is_some(left)
         )
 
+    def is_limited(self, of: Any, axis: int, block: Block | None) -> bool:
+        """Whether the code says where these blocks end at the latest."""
+        return block is not None and block(self.start)[2] is not None
+
     def left(self, taken: Sequence[tuple[Any, int, Block | None]]) -> list[tuple[Any, int]]:
         """How many rows the last blocks have that may be shorter, and how many the others."""
         found = []

@@ -347,6 +347,8 @@ def _with_shorter_last(
 
     There may be none before it, so the scan begins with one more that counts for nothing.
     """
+    if any(steps.is_limited(*each) and not steps.is_cut(*each) for each in taken):
+        raise Unread("blocks that end where others may be cut")
     check: Callable[[Any], None] = torch._check
     for left, size in steps.left(taken):  # which torch finds in no expression of the length
         check(left >= 1)

@@ -76,7 +76,7 @@ def _opened(
         found = export(subject, numbers, (), remedies)
         # What torch refuses of it may be shown to hold later; if not, the closed one stands, or
         # what was told of it.
-        if isinstance(best, CaptureError) or _fixes(found)[1:] <= _fixes(best)[1:]:
+        if isinstance(best, CaptureError) or _fixes(found)[2:] <= _fixes(best)[2:]:
             return replace(found, closed=best)
     return best
 
@@ -245,14 +245,16 @@ def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Trac
     return before
 
 
-def _fixes(traced: Traced) -> tuple[bool, int, bool, int, int, int, int]:
+def _fixes(traced: Traced) -> tuple[bool, bool, int, bool, int, int, int, int]:
     """How many dims a trace has made constants of, bounded, ended early, and how many expressions
-    of them, and is of multiples only; whether torch refused it, and whether it took functions that
-    round for what they make of the sample."""
+    of them, and is of multiples only; whether it ends before an end that was asked for, torch
+    refused it, and it took functions that round for what they make of the sample."""
     env = shape_env(traced.program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
     equations = sum(isinstance(guard, sympy.Eq) for guard in guards)
+    ends = [*bounded(traced.program, traced.asked), *ended(traced.program, traced.asked)]
     return (
+        any(request.high is not None for request in ends),
         traced.refusal is not None,
         len(traced.notes),
         not traced.written,
