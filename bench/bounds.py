@@ -6,7 +6,7 @@ For each workload, eager PyTorch; the products of its linears, in onnxruntime an
 the two products of its attentions in onnxruntime, of which a causal one needs half. Of a mixture's
 experts each has as many rows as the others. Nothing else is computed: no norm, softmax, activation
 or sum. `decode` is a step of bench.decode's model. Each is in a process of its own, and they take
-turns. Writes bench/results/bounds.json.
+turns. Writes bench/results/bounds-FAMILY.json, of the family of this CPU.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from onnx import helper
 
 from attngraph.analysis.experts.products import GROUPED
 from attngraph.compiling.pipeline import pipeline
+from attngraph.export.families import own_family
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.capture import capture
@@ -174,7 +175,7 @@ def main() -> None:
         results[name] = {"title": title, "ms": times, "bound": bound(times)}
         print(name, {k: round(statistics.median(v), 2) for k, v in times.items()})
         print(f"  at most {results[name]['bound']:.2f} × eager")
-    write("bounds", {"threads": torch.get_num_threads(), "workloads": results})
+    write(f"bounds-{own_family()}", {"threads": torch.get_num_threads(), "workloads": results})
 
 
 if __name__ == "__main__":
