@@ -49,7 +49,7 @@ class SplitComplex:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name)
+        checked = Checked(graph, self.name, depth=None)
         spell_out_signals(graph, checked)
         parts = _Parts(graph)
         for node in list(graph):

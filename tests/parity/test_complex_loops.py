@@ -117,3 +117,9 @@ def test_the_op_without_a_form_on_parts_is_named() -> None:
     with pytest.raises(LoweringError, match=r"aten\.tanh at .* has no form on the real") as error:
         _optimised(Squashed)
     assert "register_lowering" not in str(error.value)
+
+
+def test_steps_of_a_static_length_are_as_many() -> None:
+    """What they are made of is longer than what is looked at above any other rewrite."""
+    model, x = Recurrent().eval(), torch.randn(2, 24, WIDTH)
+    torch.testing.assert_close(attngraph.optimize(model, (x,))(x), model(x), rtol=1e-4, atol=1e-5)
