@@ -176,14 +176,14 @@ class _DecayOfValues(_Matrix):
         return state * x.sigmoid() + x.mT @ x
 
 
-class _OtherKeyTwice(_Matrix):
+class _OtherKey(_Matrix):
     """Takes off what another key reads, by a constant rate."""
 
     def step(self, state: Tensor, x: Tensor) -> Tensor:
         return state - 0.1 * x.mT @ (x.flip(2) @ state - x)
 
 
-@pytest.mark.parametrize("kind", [_DecayOfValues, _OtherKeyTwice])
+@pytest.mark.parametrize("kind", [_DecayOfValues, _OtherKey])
 def test_a_linear_recurrence_that_stays_unrolled_is_told(kind: type[nn.Module]) -> None:
     optimized = attngraph.optimize(kind(), (torch.randn(2, 9, 4),))
     notes = [note for note in optimized.report.notes if "unrolled into 9 steps" in note]

@@ -35,11 +35,9 @@ class Range:
     @property
     def count(self) -> Any:
         """How many there are."""
-        return (
-            _blocks_in(self.stop - self.start, abs(self.step))
-            if self.step > 0
-            else (self.start - self.stop)
-        )
+        if self.step < 0:
+            return self.start - self.stop
+        return _blocks_in(self.stop - self.start, self.step)
 
     def from_none(self) -> Range:
         """The range from 0, of one that begins at 1 and may have one step or none: neither torch
@@ -142,7 +140,7 @@ class Range:
         for of, axis, block in taken:
             if block is not None and self.is_cut(of, axis, block):
                 _, size, _ = self._first(of, axis, block)
-                found.append((self.of_last(of, axis, block).shape[axis], size))
+                found.append((of.shape[axis] - block(self.last)[0], size))
         return found
 
     # A range of which the last block may be shorter: those before it, and it.

@@ -17,7 +17,7 @@ from attngraph.ir.conditions import at_sizes
 _TRIED = 1 << 11
 """Sizes beyond the sample's at which a demand is tried; a wave is cut into frames of hundreds."""
 _SOME = 32
-"""Sizes of a dim of which another is computed, at which what a trace demands is tried."""
+"""Sizes on each side of the sample's, at which what a trace demands of a derived dim is tried."""
 _LONGEST = 32
 """Times the sample, up to which a size is looked at beyond an end that the trace has."""
 
@@ -115,7 +115,9 @@ def is_held(program: ExportedProgram, request: Request) -> bool:
             return True
         return any(at_sizes(each, {root: sympy.Integer(size)}) == sympy.false for each in demands)
 
-    given = {size: int(placed.xreplace({root: sympy.Integer(size)})) for size in range(1, _SOME)}
+    (own_size,) = sympy.solve(placed - request.size, root)
+    near = range(max(int(own_size) - _SOME, 1), int(own_size) + _SOME)
+    given = {size: int(placed.xreplace({root: sympy.Integer(size)})) for size in near}
     low, high = request.low or 1, request.high
     others = [
         size

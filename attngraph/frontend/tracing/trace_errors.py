@@ -22,7 +22,7 @@ from attngraph.frontend.watching.locations import is_plumbing, quote, user_frame
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
 _NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
 UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
-FIXED = re.compile(r"([\w*+ -]+?) = (\d+)")
+FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
 _OPEN_SIZES = "Cannot call sizes() on tensor with symbolic sizes"
 _VMAP = (
