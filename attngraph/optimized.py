@@ -22,7 +22,7 @@ from attngraph.frontend.interface.signature import Signature
 from attngraph.frontend.sizes.demands import told
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
-from attngraph.ir.dims import DimInfo
+from attngraph.ir.dims import DimInfo, shown_dim
 from attngraph.ir.ranges import Ranges
 from attngraph.ir.storage import as_pairs
 from attngraph.reports.attention_weights import AttentionWeights, attention_weights
@@ -157,32 +157,50 @@ class Optimized:
 
         The file fails in a session for such sizes; this says it for the caller's input.
         """
+        axes: dict[tuple[str, int], int] = {}
         sizes: dict[str, int] = {}
         for value in self.graph.inputs:
             tensor = feeds.get(value.name)
             if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(value.shape):
                 continue  # the session says what is wrong
             for axis, (dim, size) in enumerate(zip(value.shape, tensor.shape, strict=True)):
-                if str(dim) not in self.ranges.dims:
-                    continue
-                sizes[str(dim)] = size
-                low, high = self.ranges.dims[str(dim)]
-                above = high is not None and size > high
-                if size == 0 and low > 0:
-                    raise UsageError(
-                        f"Input {value.name}'s axis {axis} is empty, and dim {str(dim)!r} was "
-                        "compiled for sizes from 1 on: torch.export traces no empty inputs."
-                    )
-                if above or size < low:
-                    bound = f"at most {high}" if above else f"at least {low}"
-                    raise UsageError(
-                        f"Input {value.name}'s axis {axis} is {size}; dim {str(dim)!r} was "
-                        f"compiled for {bound}. {_ADVICE}"
-                    )
+                axes[value.name, axis] = size
+                if str(dim) in self.ranges.dims:
+                    self._check_size(f"Input {value.name}'s axis {axis}", size, str(dim), size)
+                    sizes[str(dim)] = size
+        for each in self.ranges.axes:
+            if (each.name, each.axis) not in axes:
+                continue
+            size, said = axes[each.name, each.axis], f"Input {each.name}'s axis {each.axis}"
+            of_dim = each.at(size)
+            if of_dim is None:
+                raise UsageError(f"{said} is {size}; the model takes {each.taken} there.")
+            if of_dim != sizes.setdefault(each.dim, of_dim):
+                raise UsageError(
+                    f"{said} is {size}; the model takes {shown_dim(each.size)} there, and "
+                    f"{each.dim} is {sizes[each.dim]} in another axis."
+                )
+            self._check_size(said, size, each.dim, of_dim)
         if broken := self.ranges.broken(sizes):
             given = ", ".join(f"{name} = {size}" for name, size in sizes.items())
             raise UsageError(
                 f"The model was compiled for sizes with {broken}, and these are {given}. {_ADVICE}"
+            )
+
+    def _check_size(self, said: str, size: int, dim: str, of_dim: int) -> None:
+        """Raises UsageError for an axis whose size gives a dim another one than its range has."""
+        low, high = self.ranges.dims[dim]
+        above = high is not None and of_dim > high
+        if of_dim == 0 and low > 0:
+            raise UsageError(
+                f"{said} is {size or 'empty'}, and dim {dim!r} was compiled for sizes from 1 on: "
+                "torch.export traces no empty inputs."
+            )
+        if above or of_dim < low:
+            bound = f"at most {high}" if above else f"at least {low}"
+            made = "" if of_dim == size else f", where dim {dim!r} is {of_dim}"
+            raise UsageError(
+                f"{said} is {size}{made}; dim {dim!r} was compiled for {bound}. {_ADVICE}"
             )
 
     def attention(

@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import sympy
 
 from attngraph.errors import IRError, UsageError
 from attngraph.ir.conditions import Condition, format_condition, parse_condition, shown
+from attngraph.ir.derived_axes import DerivedAxis, derived_axes
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 from attngraph.ir.graph import Graph
 from attngraph.metadata import json_object
@@ -35,11 +37,13 @@ _FUNCTIONS = {
 class Ranges:
     """`dims` has the least and the largest size of each dim of the inputs, None for no limit.
 
-    `relations` are the conditions beside them, such as past + seq ≤ 12.
+    `relations` are the conditions beside them, such as past + seq ≤ 12. `axes` of inputs have
+    sizes that are made of a dim, such as 8*c.
     """
 
     dims: Mapping[str, tuple[int, int | None]]
     relations: tuple[Condition, ...] = ()
+    axes: tuple[DerivedAxis, ...] = ()
 
     @classmethod
     def of(cls, graph: Graph) -> Ranges:
@@ -52,10 +56,10 @@ class Ranges:
         )
         dims = {name: _bounds(graph.dims[name]) for name in used if name in graph.dims}
         known = [c for c in graph.conditions if symbols_of(c) <= dims.keys()]
-        return cls(dims, tuple(known))
+        return cls(dims, tuple(known), tuple(derived_axes(graph)))
 
     def limits(self) -> Iterator[Condition]:
-        """Everything that is required, as conditions; that no size is below 1 goes without."""
+        """What is required of dims, as conditions; that no size is below 1 goes without."""
         for name, (low, high) in self.dims.items():
             if high is not None:
                 yield sympy.Le(symbol(name), high)
@@ -96,10 +100,12 @@ class Ranges:
         return found
 
     def to_json(self) -> str:
-        said = {
+        said: dict[str, Any] = {
             "dims": {name: list(bounds) for name, bounds in self.dims.items()},
             "relations": [format_condition(relation) for relation in self.relations],
         }
+        if self.axes:
+            said["axes"] = [axis.to_json() for axis in self.axes]
         return json.dumps(said, sort_keys=True)
 
     @classmethod
@@ -123,7 +129,8 @@ class Ranges:
             dims = {str(name): (int(low), high) for name, (low, high) in said["dims"].items()}
             if any(high is not None and not isinstance(high, int) for _, high in dims.values()):
                 raise ValueError
-            return cls(dims, tuple(map(parse_condition, said["relations"])))
+            relations = tuple(map(parse_condition, said["relations"]))
+            return cls(dims, relations, tuple(map(DerivedAxis.from_json, said.get("axes", []))))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IRError("The ranges of its dims can't be read.") from error
 

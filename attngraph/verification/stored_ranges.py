@@ -16,17 +16,18 @@ from attngraph.ir.ranges import GUARD_PREFIX, RANGES_KEY, Ranges
 
 def require_checked(path: Path, metadata: Mapping[str, str]) -> None:
     """Raises ParityError where a file of attngraph's doesn't check the sizes that it tells."""
-    limits = list(Ranges.of_file(metadata, path).limits())
+    ranges = Ranges.of_file(metadata, path)
+    limits = list(ranges.limits())
     graph = onnx_ir.load(path).graph
     checks = [node for node in graph if (node.name or "").startswith(GUARD_PREFIX)]
-    if RANGES_KEY not in metadata or not (limits or checks):
+    if RANGES_KEY not in metadata or not (limits or ranges.axes or checks):
         return
     told = [_parts(node.name or "") for node in checks]
     of_dims = (limit for limit in limits if limit.args[0].is_Symbol)
     ends = [limit.args[1] for limit in of_dims if isinstance(limit, sympy.LessThan)]
     divisors = {number for node in checks for number in _divisors(node)}
     is_whole = {int(end) + 1 for end in ends if end.is_Integer} <= divisors
-    required = ", ".join(map(shown, limits))
+    required = ", ".join([*map(shown, limits), *(axis.told for axis in ranges.axes)])
     if told == [_parts(required)] and is_whole and is_guarded(list(graph), graph.outputs):
         return
     raise ParityError(

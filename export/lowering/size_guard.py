@@ -6,9 +6,11 @@ another size would be answered with another model's result. The check is a handf
     Shape(x) → Div by (largest + 1) → Gather from one zero → Reshape(x)
 
 An index beyond 0 leaves the constant of one element, which is an error in onnxruntime, whose
-message has the node's name: that is the sentence. Within the limits every index is 0, and a Reshape
-to zeros keeps each dim (`allowzero` = 0) and copies nothing. What reads the input reads it through
-the Reshape, so no optimiser may drop the check, and none can fold it: it depends on the shape.
+message has the node's name: that is the sentence. What else is required is added to the index, as
+is the distance of an axis from the size that it should have, such as 8*c. Within the limits every
+index is 0, and a Reshape to zeros keeps each dim (`allowzero` = 0) and copies nothing. What reads
+the input reads it through the Reshape, so no optimiser may drop the check, and none can fold it: it
+depends on the shape.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.operators import with_branches
 from attngraph.ir import Value
 from attngraph.ir.conditions import Condition, shown
+from attngraph.ir.derived_axes import DerivedAxis
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ranges import GUARD_PREFIX, Ranges
 
@@ -37,10 +40,10 @@ def guard_inputs(ctx: LoweringContext) -> None:
     To be called when the inputs are bound, before anything reads them. Raises LoweringError for a
     condition that has no ONNX form.
     """
-    limits = limits_of(ctx)
-    through = _through(ctx, limits)
-    if limits and through is not None:
-        _guard(ctx, through, limits)
+    limits, axes = limits_of(ctx), axes_of(ctx)
+    through = _through(ctx, limits, axes)
+    if (limits or axes) and through is not None:
+        _guard(ctx, through, limits, axes)
 
 
 def guard_output(ctx: LoweringContext) -> None:
@@ -49,7 +52,7 @@ def guard_output(ctx: LoweringContext) -> None:
         tensor = ctx.value(value)
         if value.shape and tensor.producer() is not None:
             tensor.name = ctx.unique(f"{tensor.name}.unguarded")  # its name is the output's
-            _guard(ctx, value, limits_of(ctx))
+            _guard(ctx, value, limits_of(ctx), axes_of(ctx))
             return
 
 
@@ -81,20 +84,33 @@ def limits_of(ctx: LoweringContext) -> list[Condition]:
     return limits
 
 
-def _guard(ctx: LoweringContext, through: Value, limits: Sequence[Condition]) -> None:
+def axes_of(ctx: LoweringContext) -> list[DerivedAxis]:
+    """The axes of inputs whose sizes the file compares with what they are made of."""
+    buffers = ctx.buffers
+    axes = Ranges.of(ctx.graph).axes
+    return [axis for axis in axes if buffers is None or axis.dim != buffers.dim]
+
+
+def _guard(
+    ctx: LoweringContext,
+    through: Value,
+    limits: Sequence[Condition],
+    axes: Sequence[DerivedAxis],
+) -> None:
     tensor = ctx.value(through)
     largest, others = _by_axis(through, limits)
     index: ir.Value | None = None
     if any(limit != _NO_LIMIT for limit in largest):
         divisors = ctx.constant([limit + 1 for limit in largest], torch.int64, name="limits")
         index = ctx.op("Div", ctx.op("Shape", tensor), divisors)
-    for flag in _flags(ctx, others):
+    for flag in (*_flags(ctx, others), *_distances(ctx, axes)):
         index = flag if index is None else ctx.op("Add", index, flag)
     assert index is not None
     if all(limit == _NO_LIMIT for limit in largest):
         index = ctx.op("Add", index, ctx.constant([0] * len(through.shape), torch.int64))
     zeros = ctx.op("Gather", ctx.constant([0], torch.int64), index)
-    ctx.nodes[-1].name = f"{GUARD_PREFIX}{', '.join(map(shown, limits))}"
+    told = [*map(shown, limits), *(axis.told for axis in axes)]
+    ctx.nodes[-1].name = f"{GUARD_PREFIX}{', '.join(told)}"
     kept = ctx.op("Reshape", tensor, zeros)
     kept.shape = tensor.shape
     if tensor.dtype is not None:
@@ -102,10 +118,13 @@ def _guard(ctx: LoweringContext, through: Value, limits: Sequence[Condition]) ->
     ctx.bind(through, kept, own=False)
 
 
-def _through(ctx: LoweringContext, limits: Sequence[Condition]) -> Value | None:
+def _through(
+    ctx: LoweringContext, limits: Sequence[Condition], axes: Sequence[DerivedAxis]
+) -> Value | None:
     """The input that is read through the check: the one that has most of the limits itself.
 
-    Not one that is a buffer, or returned as it is: either would be copied.
+    Rather one whose axes are made of dims: what reads it may fail at any other size before the
+    check does. Not one that is a buffer, or returned as it is: either would be copied.
     """
     outputs = set(ctx.graph.outputs)
     return max(
@@ -117,6 +136,7 @@ def _through(ctx: LoweringContext, limits: Sequence[Condition]) -> Value | None:
         ),
         key=lambda value: (
             value.dtype != torch.bfloat16,  # which the CPU reshapes as float32
+            sum(axis.name == value.name for axis in axes),
             len(limits) - len(_by_axis(value, limits)[1]),
             not value.dtype.is_floating_point,
         ),
@@ -149,6 +169,15 @@ def _flags(ctx: LoweringContext, limits: Sequence[Condition]) -> Iterator[ir.Val
             yield ctx.shape([left])
         else:
             yield ctx.op("Cast", _fails(ctx, limit), to=ir.DataType.INT64)
+
+
+def _distances(ctx: LoweringContext, axes: Sequence[DerivedAxis]) -> Iterator[ir.Value]:
+    """For each axis a vector (1,) i64: how far its size is from what its dim makes of it."""
+    inputs = {value.name: value for value in ctx.graph.inputs}
+    for each in axes:
+        tensor = ctx.value(inputs[each.name])
+        size = ctx.op("Shape", tensor, start=each.axis, end=each.axis + 1)
+        yield ctx.op("Abs", ctx.op("Sub", size, ctx.shape([each.size])))
 
 
 _OPPOSITE = {
