@@ -250,6 +250,29 @@ def _places(self: Computes, x: Tensor) -> Tensor:
     return x[:, numbers[::-1]] * (torch.as_tensor(numbers) + shares + counted).float()[:, None]
 
 
+def _as_another(self: Computes, x: Tensor) -> Tensor:
+    """A tensor's new_tensor of numbers has its dtype, whichever they have, and torch.Tensor the
+    default one.
+    """
+    length, whole = x.shape[1], torch.arange(3)
+    steps = range(1, 2 * length + 1, 2)
+    table = [
+        x.new_tensor(range(length), dtype=torch.float64),
+        x.new_tensor([step // 2 for step in range(length)]),
+        x[:, 0].double().new_tensor(list(range(length))) / 3,
+        whole.new_tensor(range(length - 1, -1, -1)) // 2,
+        whole.new_tensor([step * 0.7 for step in range(length)]),
+        x.new_tensor(steps) / 3,
+        torch.Tensor(range(length)) / 7,
+        torch.Tensor([step + 1 for step in range(length)]) / 7,
+    ]
+    assert [str(each.dtype)[6:] for each in table] == [
+        *("float64", "float32", "float64", "int64", "int64", "float32", "float32", "float32")
+    ]
+    few = x.new_tensor(range(3)) * torch.Tensor(range(3))
+    return x + few.sum() + sum(each.float() for each in table)[:, None]
+
+
 def _far_apart(self: Computes, x: Tensor) -> Tensor:
     """A table of two numbers' distance, made in one expression."""
     length = x.shape[1]
@@ -260,7 +283,7 @@ def _far_apart(self: Computes, x: Tensor) -> Tensor:
 CODE = (
     *(_last, _numbered, _of_tuples, _backwards, _in_front, _parts, _layers, _layer_by_layer),
     *(_named, _written_twice, _pairs, _pointing, _repeated),
-    *(_from_the_second, _zipped, _places, _far_apart),
+    *(_from_the_second, _zipped, _places, _as_another, _far_apart),
 )
 
 
@@ -321,7 +344,18 @@ def _from_behind(self: Computes, x: Tensor) -> Tensor:
     return y
 
 
-NEAR_MISSES = (_first, _two_for_each, _behind, _shared, _from_behind)
+class _Own:
+    @staticmethod
+    def new_tensor(numbers: Any) -> Tensor:
+        return torch.ones(3) * sum(1 for _ in numbers)
+
+
+def _of_its_own(self: Computes, x: Tensor) -> Tensor:
+    """A method of that name which is no tensor's."""
+    return x + _Own.new_tensor(range(x.shape[1]))[0]
+
+
+NEAR_MISSES = (_first, _two_for_each, _behind, _shared, _from_behind, _of_its_own)
 
 
 @pytest.mark.wide

@@ -294,7 +294,10 @@ class Lists:
     @staticmethod
     def typed(plain: Any, value: Any) -> Any:
         """`torch.LongTensor(value)`"""
-        return value.whole().to(plain.dtype) if isinstance(value, Steps) else plain(value)
+        if not isinstance(value, Steps):
+            return plain(value)
+        is_default = plain is torch.Tensor  # whose dtype is that of each tensor
+        return value.whole().to(torch.get_default_dtype() if is_default else plain.dtype)
 
     @staticmethod
     def turned(plain: Callable[..., Any], value: Any) -> Any:

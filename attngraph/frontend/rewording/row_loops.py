@@ -19,7 +19,9 @@ import torch
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CUTS = frozenset(cut.__name__ for cut in (torch.unbind, torch.split, torch.chunk))
-_TENSOR = re.compile(r"torch\.(tensor|as_tensor|(?P<typed>[A-Z]\w*Tensor))")
+_TENSOR = re.compile(
+    r"torch\.(tensor|as_tensor|(?P<typed>([A-Z]\w*)?Tensor))|.*\.new_tensor", re.DOTALL
+)
 """What makes a tensor of a list."""
 _ASKED = {
     "list": "listed",

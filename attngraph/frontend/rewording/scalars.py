@@ -40,7 +40,8 @@ def of_sizes(
         device = named.get("device") or (None if like is None else like.device)
         if isinstance(data, Steps):
             whole: torch.Tensor = data.whole()
-            return whole.to(dtype=named.get("dtype"), device=device, copy=True)
+            dtype = named.get("dtype") or (None if like is None else like.dtype)
+            return whole.to(dtype=dtype, device=device, copy=True)
         if _has_open_floats(data):
             return _made(data, dtype=named.get("dtype"), device=device)
         if isinstance(data, (list, tuple)) and _has_tensors(data):
