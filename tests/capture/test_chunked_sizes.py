@@ -87,6 +87,58 @@ def test_chunks_that_are_treated_otherwise_take_what_the_trace_holds_for(length:
             torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
 
 
+class Viewed(nn.Module):
+    """Distances from the last row of each chunk, of the sizes that a view is given but one.
+
+    `open_width` has the length be what the view isn't told.
+    """
+
+    def __init__(self, *, factor: float = 1.0, open_width: bool = False) -> None:
+        super().__init__()
+        self.factor, self.open_width = factor, open_width
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        missing = (CHUNK - (length % CHUNK)) % CHUNK
+        if missing > 0:
+            x = F.pad(x, (0, 0, 0, missing)) * self.factor
+        count = x.shape[1] // CHUNK
+        if self.open_width:
+            parts = x.mT.reshape(batch, 2, CHUNK, -1).mT
+            return (parts - parts[..., -1:]).flatten(1)
+        parts = x.view(batch, count, CHUNK, -1)
+        return (parts - parts[..., -1:, :]).flatten(1, 2)[:, :length]
+
+
+@pytest.mark.parametrize("sample", [CHUNK, 3 * CHUNK, 21])
+def test_what_a_view_isnt_told_is_a_number(sample: int) -> None:
+    """Where the sample leaves nothing missing, torch doesn't see that it fills the chunks, and
+    fails; at a few rows more the trace has the padding.
+    """
+    model = Viewed().eval()
+    x = torch.randn(2, sample, 4)
+    optimized = optimize(model, (x,), dynamic_shapes=({1: Dim("length", max=99)},))
+    for length in (1, 7, 8, 9, 16, 17, 40, 99):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_what_a_view_isnt_told_may_be_an_open_size() -> None:
+    model = Viewed(open_width=True).eval()
+    shapes = ({1: CHUNK * Dim("count", max=9)},)
+    optimized = optimize(model, (torch.randn(2, 3 * CHUNK, 4),), dynamic_shapes=shapes)
+    for count in (1, 2, 9):
+        x = torch.randn(2, count * CHUNK, 4)
+        torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_padding_that_changes_the_rows_is_not_taken_for_none() -> None:
+    """The trace at a length with padding isn't the model at the sample's: torch's error stands."""
+    x = torch.randn(2, 2 * CHUNK, 4)
+    with pytest.raises(CaptureError, match="The size of tensor a"):
+        optimize(Viewed(factor=2.0), (x,), dynamic_shapes=({1: Dim("length", max=99)},))
+
+
 class Cached(nn.Module):
     """Chunks, and the last rows of the input, which are padded if there are fewer."""
 

@@ -17,15 +17,18 @@ from attngraph.frontend.interface.shapes import Request
 
 
 class Ties:
-    """The sizes of a trace's inputs that are equal, in pairs."""
+    """The sizes of a trace's inputs that are equal, in pairs, and the `sizes` of all requests."""
 
     def __init__(self) -> None:
+        self.sizes: dict[Request, torch.SymInt] = {}
         self._pairs: list[tuple[torch.SymInt, torch.SymInt]] = []
 
     def see(self, leaves: Sequence[Any], requests: Sequence[Request]) -> None:
         first: dict[str, torch.SymInt] = {}
         for request in requests:
             size = leaves[request.leaf].shape[request.axis]
+            if isinstance(size, torch.SymInt):
+                self.sizes[request] = size
             if request.name is not None and isinstance(size, torch.SymInt):
                 known = first.setdefault(request.name, size)
                 if known is not size:

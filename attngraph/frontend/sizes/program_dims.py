@@ -180,7 +180,7 @@ def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Reques
         request
         for request, symbol, guards in _alone(program, asked)
         if any(
-            isinstance(guard, sympy.Eq) or _leaves(guard, symbol, request.size) for guard in guards
+            isinstance(guard, sympy.Eq) or leaves(guard, symbol, request.size) for guard in guards
         )
     )
 
@@ -194,7 +194,7 @@ def turning(program: ExportedProgram, asked: Sequence[Request]) -> dict[Request,
         recurring = [guard for guard in guards if guard.has(FloorDiv, Mod)]
         sizes = range(request.size + 1, request.size + _TRIED) if symbol.is_Symbol else ()
         for size in sizes if recurring else ():
-            if any(_leaves(guard, symbol, size - 1) for guard in recurring):
+            if any(leaves(guard, symbol, size - 1) for guard in recurring):
                 found[request] = size
                 break
     return found
@@ -213,7 +213,7 @@ def _alone(
             yield request, symbol, alone
 
 
-def _leaves(guard: sympy.Basic, symbol: sympy.Basic, size: int) -> bool:
+def leaves(guard: sympy.Basic, symbol: sympy.Basic, size: int) -> bool:
     """Whether both of the next sizes are excluded."""
     return symbol.is_Symbol and all(
         at_sizes(guard, {symbol: sympy.Integer(size + more)}) == sympy.false for more in (1, 2)

@@ -19,6 +19,7 @@ import torch
 from torch._dynamo import config as dynamo_config
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import FloorDiv, Mod
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.interface.own_classes import make_known
@@ -44,6 +45,7 @@ from attngraph.frontend.rewording.rounded_sizes import rounded_up
 from attngraph.frontend.rewording.short_slices import short_slices
 from attngraph.frontend.rewording.tied_sizes import Ties, seen_ties
 from attngraph.frontend.sizes.identities import known_identities
+from attngraph.frontend.sizes.program_dims import leaves
 from attngraph.frontend.tracing.guards import always_hold
 from attngraph.frontend.tracing.remaining_dims import (
     fixed_note,
@@ -56,6 +58,7 @@ from attngraph.frontend.tracing.remedies import Remedies
 from attngraph.frontend.tracing.trace_errors import (
     LOOKED_UP,
     UNKNOWN_OUTPUT,
+    AtMultiples,
     chooses,
     deepest,
     explained,
@@ -191,6 +194,20 @@ class _Attempt:
     branches: dict[Place, bool] = field(default_factory=dict)
     jumps: dict[Place, bool] = field(default_factory=dict)
     copies: Copies | None = None
+    ties: Ties = field(default_factory=Ties)
+
+    @property
+    def multiples(self) -> tuple[Request, ...]:
+        """The dims of which the code asked whether they are multiples of a number, as they are."""
+        asked = [each.condition for each in self.questions if each.condition.has(FloorDiv, Mod)]
+        sizes = {request: size.node.expr for request, size in self.ties.sizes.items()}
+        return tuple(
+            request
+            for request, size in sizes.items()
+            if any(
+                each.free_symbols == {size} and leaves(each, size, request.size) for each in asked
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -284,7 +301,7 @@ class _Attempts:
             for context in (*self.remedies.taken, *_ALWAYS):
                 stack.enter_context(context())
             stack.enter_context(short_slices(self._met, opens=self._known.opened))
-            ties = Ties()
+            ties = attempt.ties
             if self.before is None:
                 stack.enter_context(seen_ties(subject.module, attempt.requests, ties))
             cuts, whole = self.numbers.cuts, self._known.whole
@@ -370,6 +387,8 @@ class _Attempts:
             told, fixed = before.error, before.fixed
         own = partial(_own, self.subject)
         self.refusal = explained(told, self.subject.module, attempt.requests, fixed, own)
+        if type(self.refusal) is CaptureError and attempt.multiples:
+            self.refusal = AtMultiples(str(self.refusal), attempt.multiples)
         if not relates_sizes(error) or without_names(self._shapes) is None:
             raise self.refusal from told
 

@@ -75,6 +75,16 @@ class Specialised(CaptureError):
         self.requests, self.multiple, self.loop = requests, multiple, loop
 
 
+class AtMultiples(CaptureError):
+    """What a trace failed with on a side that the code takes where these dims, as the sample's, are
+    multiples of a number: `if padding > 0` left the padding out.
+    """
+
+    def __init__(self, cause: str, requests: tuple[Request, ...]) -> None:
+        super().__init__(cause)
+        self.requests = requests
+
+
 def specialised(request: Request, fixed: Places) -> Specialised:
     return Specialised(
         f"{sentence(request)} can't be dynamic: the model fixes it to {request.size}"

@@ -35,7 +35,7 @@ from attngraph.frontend.sizes.program_dims import (
 )
 from attngraph.frontend.tracing.exporting import OtherNumbersError, Subject, Traced, export
 from attngraph.frontend.tracing.remedies import Remedies
-from attngraph.frontend.tracing.trace_errors import Specialised
+from attngraph.frontend.tracing.trace_errors import AtMultiples, Specialised
 
 _AGAIN = 3
 """Traces of code that makes numbers of sizes: what is called first may hide what comes after."""
@@ -219,6 +219,8 @@ def _closed(
     is_resampled = isinstance(traced, Traced) and bool(traced.resampled)
     if isinstance(refused, Specialised) and not is_resampled:
         return [(refused.requests, BY_A_FEW if refused.multiple else TWICE)]
+    if isinstance(traced, AtMultiples):
+        return [(traced.requests, BY_A_FEW)]
     if isinstance(traced, CaptureError):
         return []
     if constant := traced.constant or bounded(traced.program, traced.asked):
