@@ -199,20 +199,22 @@ def lower_extremum_along(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]
     x = ctx.cast(args["self"], torch.int32) if dtype == torch.bool else args["self"]
     reduction, place = ("ReduceMax", "ArgMax") if "max" in node.op else ("ReduceMin", "ArgMin")
     values = _extremum(ctx, reduction, node, x, args["dim"], args["keepdim"])
-    if not input_of(node, "self").shape:
+    rank = len(input_of(node, "self").shape)
+    if not rank:
         return values, ctx.constant(0, torch.int64)
-    return values, ctx.op(place, x, axis=args["dim"], keepdims=int(args["keepdim"]))
+    return values, ctx.op(place, x, axis=args["dim"] % rank, keepdims=int(args["keepdim"]))
 
 
 @register_lowering("aten.argmax", "aten.argmin")
 def lower_arg(ctx: LoweringContext, node: Node) -> ir.Value:
-    args = ctx.args(node)
+    """Along an axis that is counted from the first: of no rows onnxruntime leaves another long."""
+    args, rank = ctx.args(node), len(input_of(node, "self").shape)
     x, dim, keep = args["self"], args["dim"], int(args["keepdim"])
-    if not input_of(node, "self").shape:
+    if not rank:
         return ctx.constant(0, torch.int64)
     if dim is None:
         x, dim, keep = ctx.op("Reshape", x, ctx.constant([-1])), 0, 0
-    return ctx.op("ArgMax" if "max" in node.op else "ArgMin", x, axis=dim, keepdims=keep)
+    return ctx.op("ArgMax" if "max" in node.op else "ArgMin", x, axis=dim % rank, keepdims=keep)
 
 
 @register_lowering("aten.cumsum")

@@ -41,6 +41,24 @@ def test_what_eager_makes_of_nothing(way: str) -> None:
         torch.testing.assert_close(optimized(x), module(x), equal_nan=True)
 
 
+class _PlacesOfRest(nn.Module):
+    """The largest of each row but the first, of a matrix: onnxruntime leaves the axis of no rows
+    as long as it is, where it is counted from the last."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        rest = x[1:] * 2
+        places = rest.argmax(-1, keepdim=True)
+        return rest * rest.gather(-1, places), rest + rest.min(-1, keepdim=True).indices
+
+
+def test_places_in_no_rows() -> None:
+    module, dims = _PlacesOfRest(), ({0: Dim("rows")},)
+    optimized = attngraph.optimize(module, (torch.randn(7, 4),), dynamic_shapes=dims)
+    for rows in (1, 2, 9):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(optimized(x), module(x))
+
+
 def test_an_axis_that_has_elements_costs_nothing() -> None:
     dims = ({0: Dim("batch"), 1: Dim("length")},)
     module = nn.Sequential(nn.Linear(4, 4), nn.AdaptiveAvgPool2d((None, 1)))
