@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sympy
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -18,7 +19,7 @@ from attngraph.analysis.layout.generalize import Generalized, generalized
 from attngraph.analysis.values.weights import Derivation
 from attngraph.analysis.values.widening import _Again, wide_node, widened
 from attngraph.errors import IRError
-from attngraph.ir import Dim, Node, ScalarType, Value
+from attngraph.ir import Dim, Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import product, substitute
 from attngraph.ir.hashing import hashable
 from attngraph.ir.ops import attribute, evaluate
@@ -191,7 +192,8 @@ class Region:
         nudge: float = 0.0,
     ) -> dict[Value, Any]:
         """Every value that can be computed in one trial, as `sample` has its kind and `aims`.
-        Floats that are drawn are off by a relative `nudge`, up or down.
+        Floats that are drawn are off by a relative `nudge`, up or down. Sizes that are found in the
+        trial, as that of `nonzero`, are those of what was found.
 
         Raises Misread where a value has another shape than the region was generalised to.
         """
@@ -218,6 +220,7 @@ class Region:
             if value not in memory:
                 made_of = self.derived[value]
                 memory[value] = made_of.compute([widened(memory[v]) for v in made_of.sources])
+        sizes, found_out = dict(sizes), self._found_out()
         for node in self.nodes:
             made = [value for value in node.outputs if value not in memory]
             if not made or any(value is not None and value not in memory for value in node.inputs):
@@ -232,8 +235,21 @@ class Region:
                 continue  # operators raise what they like; the caller sees that the value lacks
             results_of = zip(node.outputs, results, strict=True)
             memory.update((value, result) for value, result in results_of if value in made)
+            if found_out:
+                sizes |= _found(node, memory, found_out)
             self._check(node, memory, sizes)
         return memory
+
+    def _found_out(self) -> set[str]:
+        """Dims that no leaf has, but a value that is made of them."""
+        if self.general is not None:
+            return set()
+        kinds = (value.type for node in self.nodes for value in node.outputs)
+        shapes = (kind.shape for kind in kinds if isinstance(kind, TensorType))
+        dims = {str(dim) for shape in shapes for dim in shape if isinstance(dim, sympy.Symbol)}
+        for value in self.leaves if dims else ():
+            dims -= value.type.symbols
+        return dims
 
     def _check(self, node: Node, memory: Mapping[Value, Any], sizes: Mapping[str, int]) -> None:
         if self.general is None:
@@ -242,6 +258,18 @@ class Region:
             shape = tuple(substitute(dim, sizes) for dim in self.shape(value))
             if tuple(memory[value].shape) != shape:
                 raise Misread(f"%{value.name} is {tuple(memory[value].shape)}, not {shape}")
+
+
+def _found(node: Node, memory: Mapping[Value, Any], dims: set[str]) -> dict[str, int]:
+    """The sizes of those dims that a node's results are the first to have, which are taken out."""
+    sizes = {}
+    for value in node.outputs:
+        shape = value.shape if isinstance(value.type, TensorType) else ()
+        for dim, size in zip(shape, memory[value].shape if shape else (), strict=False):
+            if isinstance(dim, sympy.Symbol) and str(dim) in dims:
+                dims.discard(str(dim))
+                sizes[str(dim)] = size
+    return sizes
 
 
 class Misread(Exception):
