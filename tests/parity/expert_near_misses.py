@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.parity.experts import E, Gated, Gathered, K, Sorted, Stacked
+from tests.parity.experts import E, Gated, Gathered, K, Slots, Sorted, Stacked
 
 
 class LeftOut(Gathered):
@@ -99,6 +99,21 @@ class Kept(Stacked):
 
     def expert(self, x: Tensor, e: int) -> Tensor:
         return super().expert(x, e) + x
+
+
+class OtherSlot(Slots):
+    """The weight of a choice that isn't the expert."""
+
+    def place(self, experts: Tensor, e: int) -> Tensor:
+        return (experts == e).int().argmin(-1, keepdim=True)
+
+
+class NextSlot(Slots):
+    """The weight of the next expert, of rows that chose that one too."""
+
+    def place(self, experts: Tensor, e: int) -> Tensor:
+        matches = (experts == e).int() + 2 * (experts == (e + 1) % E).int()
+        return matches.argmax(-1, keepdim=True)
 
 
 # What switches where no trial looks: each is a mixture on all that is drawn, and must stay.
@@ -342,5 +357,5 @@ ROUTED_BY_ITSELF = (SizedWeights, LittleBias, LeastChosen, LeastGate)
 
 NEAR_MISSES = (
     *(LeftOut, Shortened, Squared, ScaledInside, OneDiffers, Signed, Limited),
-    Kept,
+    *(Kept, OtherSlot, NextSlot),
 )

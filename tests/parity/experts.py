@@ -69,6 +69,30 @@ class Modules(Stacked):
         return result
 
 
+class Slots(Modules):
+    """Rows with a choice that is the expert, and the place of that choice (LLMs-from-scratch)."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        for e in range(E):
+            row = (experts == e).any(-1).nonzero().squeeze(-1)
+            place = self.place(experts[row], e)
+            weight = weights.index_select(0, row).gather(-1, place)
+            result.index_add_(0, row, self.expert(x.index_select(0, row), e) * weight)
+        return result
+
+    def place(self, experts: Tensor, e: int) -> Tensor:
+        return (experts == e).int().argmax(-1, keepdim=True)
+
+
+class Slotted(Slots):
+    """The same of floats, of which the largest is found with its place."""
+
+    def place(self, experts: Tensor, e: int) -> Tensor:
+        return (experts == e).float().max(-1, keepdim=True).indices
+
+
 class Gathered(Stacked):
     """Matrices of the chosen experts for each row (gpt-fast)."""
 
@@ -247,7 +271,7 @@ class Sigmoids(Gated):
 
 
 PUBLISHED = (
-    *(Stacked, Modules, Gathered, OneHot, Dense, Masked, Sorted),
+    *(Stacked, Modules, Slots, Slotted, Gathered, OneHot, Dense, Masked, Sorted),
     *(Gated, MaskedScores, OneHotScores, MaskedWeights, Sigmoids),
     *(Unnormalised, Doubled, Corrected, First, All, Clamped, Rectified, Shared),
 )

@@ -25,6 +25,8 @@ from attngraph.ir.traits import (
     COMPARISON,
     COMPLEMENT,
     COPY,
+    GATHERED,
+    LAYOUT,
     MULTIPLICATIVE,
     NEGATION,
     ONE_HOT,
@@ -169,3 +171,19 @@ def is_one_hot(choice: Choice, value: Value | None) -> bool:
         value = node.inputs[0]
     node = None if value is None else value.producer
     return node is not None and node.op in ONE_HOT and is_choice(choice, node.inputs[0])
+
+
+def tells_which(choice: Choice, node: Node) -> bool:
+    """Whether a node finds the one choice of a row that is some expert, by where it is the same.
+
+    Of what is computed of several such it would tell two experts from others.
+    """
+    value, dim = node.inputs[0], node.attrs.get("dim")
+    if node.op == "aten.topk" or value is None or not isinstance(dim, int):
+        return False
+    if value.shape[dim] != choice.count or choice.count == choice.experts:
+        return False
+    while (made := value.producer) is not None and made.op in CAST | LAYOUT | GATHERED:
+        value = made.inputs[0]
+        assert value is not None
+    return made is not None and made.op in COMPARISON | ONE_HOT

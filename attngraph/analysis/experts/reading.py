@@ -24,7 +24,9 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDMM,
+    CAST,
     COMPARISON,
+    GATHERED,
     LARGEST,
     LAYOUT,
     LINEAR,
@@ -147,7 +149,7 @@ def _largest(graph: Graph) -> Iterator[Choice]:
     """Where the largest of a static number of scores are found."""
     for node in reversed(list(graph)):
         scores = node.inputs[0] if node.inputs else None
-        if scores is None or node.op not in LARGEST:
+        if scores is None or node.op not in LARGEST or not _are_scores(scores):
             continue
         rank, dim = len(scores.shape), node.attrs.get("dim", -1)
         if not rank or not isinstance(dim, int) or dim % rank != rank - 1:
@@ -160,6 +162,16 @@ def _largest(graph: Graph) -> Iterator[Choice]:
             continue
         if experts > 1 and rank > 1:
             yield Choice(node, scores, node.outputs[-1], experts, count)
+
+
+def _are_scores(value: Value) -> bool:
+    """Whether numbers are floats, and none that tell what is equal, as of a row's choices."""
+    while value.dtype.is_floating_point:
+        node = value.producer
+        if node is None or node.op not in CAST | LAYOUT | GATHERED or node.inputs[0] is None:
+            return True
+        value = node.inputs[0]
+    return False
 
 
 def mixture_of(graph: Graph, choice: Choice) -> Mixture | Unread | None:

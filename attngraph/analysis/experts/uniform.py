@@ -14,7 +14,8 @@ kinds, and an operator takes it only as what it is:
   some drawn row has;
 - which of them are equal to a constant: added, moved, and factors of floats, but not of each other
   or compared again, so no pair of experts is told from others;
-- places of rows, which are moved, and computed with by the number of choices and of rows only;
+- places of rows, and of the one choice of a row that is some expert, which are moved, and computed
+  with by the number of choices and of rows only;
 - counts of rows, which are no divisors, aren't compared and are nothing's factors.
 
 What an expert does between its products is read by itself (activation.py).
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
+from attngraph.analysis.experts.gates import tells_which
 from attngraph.analysis.experts.kinds import (
     Kind,
     Rows,
@@ -56,6 +58,7 @@ from attngraph.ir.traits import (
     FILL,
     GATHERED,
     JOIN,
+    LARGEST,
     LAYOUT,
     LINEAR,
     LOGICAL,
@@ -184,6 +187,9 @@ class _Reading:
         if node.op in PLACED:
             require(given[0] is Kind.MATCH)
             return [Kind.PLACE] * len(node.outputs)
+        if node.op in LARGEST:
+            require(given == [Kind.MATCH] and tells_which(self.mixture.choice, node))
+            return [*([Kind.MATCH] * (len(node.outputs) - 1)), Kind.PLACE]
         return [self._one(node, given)] * len(node.outputs)
 
     def _one(self, node: Node, given: list[What]) -> What:
