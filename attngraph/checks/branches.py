@@ -38,6 +38,10 @@ from attngraph.ir import Graph, interpret
 
 _MOST = 3
 """Branches of a model whose sides are tried in every combination."""
+_HELD = (
+    "no input that was tried leads elsewhere, and where it is forced past what it asks before, the "
+    "code does nothing there."
+)
 _FORCED = " No input that was tried leads to one of them; forced onto it, both agree."
 _NOT_COMPARED = " No input that was tried leads to one of them, which wasn't compared."
 _ROUNDING = 2.0**-8
@@ -65,8 +69,9 @@ def settled(
             if way != first:
                 captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)
                 check = checked(captured)
-            if _is_settled(captured, check) and not _is_mistaken(model, captured, check, elsewhere):
-                notes = [_note(place, captured.branches[place]) for place in places]
+            held = _settled(captured, check)
+            if held is not None and not _is_mistaken(model, captured, check, elsewhere):
+                notes = [_note(place, captured.branches[place], place in held) for place in places]
                 notes += _assertions(captured)
                 return replace(captured, notes=(*captured.notes, *notes)), check
     check = checked(both_sides(model, elsewhere=elsewhere))
@@ -304,13 +309,40 @@ def _varies(tensor: torch.Tensor) -> bool:
     return bool((flat != flat[0]).any())
 
 
-def _is_settled(captured: Captured, check: Check) -> bool:
-    """Whether the followed sides can be relied on: they are right where the model takes others."""
+def _settled(captured: Captured, check: Check) -> set[Place] | None:
+    """The places at which the model takes the other side in a run that is held to the followed side
+    at others; None where the followed sides can't be relied on: they have to be right where the
+    model takes others.
+    """
     taken = _taken(captured, check)
     if taken is None or not agrees(check, captured.graph):
-        return False
+        return None
     places = [place for place in captured.branches if not is_assertion(place)]
-    return all((not captured.branches[place]) in taken[place] for place in places)
+    left = {place for place in places if (not captured.branches[place]) not in taken[place]}
+    return left if not left or _is_taken_where_held(left, captured, check) else None
+
+
+def _is_taken_where_held(left: set[Place], captured: Captured, check: Check) -> bool:
+    """Whether the model takes the other side at these places, and does the same, where it goes on
+    past all others: of `if not mask.any(): continue` and `if rows.numel() == 0: continue`, the
+    first leaves the second nothing.
+    """
+    held = {at: side for at, side in captured.branches.items() if at not in captured.jumps}
+    if not held or not left <= captured.jumps:  # a number of rows is 0, or isn't
+        return False
+    roles = roles_of(check.pristine, captured.args)
+    found: set[tuple[Place, bool]] = set()
+    for tensors in (*check.all_cases().values(), *(_further(roles, captured, check) or ())):
+        own, seen = check.references(tensors).eager, {place: set[bool]() for place in left}
+        with recorded_sides(seen, left, numbers=False, held=held), all_turns(captured.hits):
+            try:
+                made = check.references(tensors).eager
+            except UsageError:  # on the side that it is held to it fails
+                return False
+        if not are_same(made, own):
+            return False
+        found |= {(place, side) for place, sides in seen.items() for side in sides}
+    return all((place, not captured.branches[place]) in found for place in left)
 
 
 def _of_both_sides(check: Check) -> Captured:
@@ -344,11 +376,11 @@ def _chosen(place: Place) -> str:
     )
 
 
-def _note(place: Place, side: bool) -> str:
+def _note(place: Place, side: bool, is_held: bool) -> str:
+    known = "on inputs where it isn't, the two were compared and are equal."
     return (
         f"The model chooses by a tensor's values at {quote(*place)}. The file always does what the "
-        f"code does where that is {side}; on inputs where it isn't, the two were compared and are "
-        "equal."
+        f"code does where that is {side}; {_HELD if is_held else known}"
     )
 
 
