@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -140,11 +140,143 @@ class Scales(Stacked):
         return x
 
 
+class Unique(Stacked):
+    """The experts that some row chose, once each, in tokens by choices (LLMs-from-scratch)."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        for at in self.each(experts):
+            e = int(at)
+            mask = experts == e
+            if not mask.any():
+                continue
+            row = mask.any(-1).nonzero().squeeze(-1)
+            if self.is_passed(row):
+                result = self.passed(result, row)
+                continue
+            place = mask[row].int().argmax(-1, keepdim=True)
+            weight = weights.index_select(0, row).gather(-1, place)
+            made = self.expert(x.index_select(0, row), e) * weight
+            result = self.after(result.index_add(0, row, made))
+        return result
+
+    def each(self, experts: Tensor) -> Iterable[Tensor | int]:
+        return torch.unique(experts)
+
+    def is_passed(self, row: Tensor) -> bool:
+        return row.numel() == 0
+
+    def passed(self, result: Tensor, row: Tensor) -> Tensor:
+        return result
+
+    def after(self, result: Tensor) -> Tensor:
+        return result
+
+
+class UniqueNumbers(Unique):
+    def each(self, experts: Tensor) -> Iterable[Tensor | int]:
+        numbers: list[int] = experts.T.flatten().unique(sorted=True).cpu().tolist()
+        return numbers
+
+
+class UniqueOfSorted(Unique):
+    """Places that a sort gives, of which the first are taken."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = self.gate(x).softmax(-1).sort(descending=True)
+        return weights[:, : self.count], experts[:, : self.count]
+
+
+class UniqueOfLargest(Unique):
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        experts = self.gate(x).argmax(-1, keepdim=True)
+        return self.gate(x).softmax(-1).gather(-1, experts), experts
+
+
+class UniqueShifts(Unique):
+    """Each turn adds a little where no row is, before anything is asked."""
+
+    def each(self, experts: Tensor) -> Iterable[Tensor | int]:
+        self.turns = 0
+        for e in super().each(experts):
+            self.turns += 1
+            yield e
+
+    def mix(self, x: Tensor) -> Tensor:
+        result = super().mix(x)
+        return result + 1e-6 * self.turns
+
+
+class UniqueOfAll(Unique):
+    """No expert is ever left out."""
+
+    count = E
+
+
+class UniqueCounted(Unique):
+    def each(self, experts: Tensor) -> Iterable[Tensor | int]:
+        found, counts = experts.unique(return_counts=True)
+        return (e for e, count in zip(found, counts, strict=True) if count > 0)
+
+
+class UniqueOfNumbers(Unique):
+    """Numbers that count no places."""
+
+    def each(self, experts: Tensor) -> Iterable[Tensor | int]:
+        return torch.unique(experts + 1) - 1
+
+
+class UniqueWritten(Unique):
+    """Places of which some may be written over, by -1 where the sample has none."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = super().route(x)
+        return weights, experts.masked_fill_(x[:, :1] > 1000, -1)
+
+
+class UniqueOfRows(Unique):
+    """Rows that are alone count twice."""
+
+    def is_passed(self, row: Tensor) -> bool:
+        return row.numel() < 2
+
+    def passed(self, result: Tensor, row: Tensor) -> Tensor:
+        return result.index_add(0, row, torch.ones_like(result)[row])
+
+
+class UniqueAdds(Unique):
+    """What is done where no row is left isn't nothing; no run shows it."""
+
+    def passed(self, result: Tensor, row: Tensor) -> Tensor:
+        return result + 0.25
+
+
 def _tokens(*rows: int) -> Tensor:
     return torch.randn(*rows, H, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", [Chosen, Flat, Where, Spare, Skips, Named])
+class AddsAnInput(Unique):
+    """Each turn adds what the sample has zeros of."""
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        self.more = more
+        return super().forward(x)
+
+    def mix(self, x: Tensor) -> Tensor:
+        _, experts = self.route(x)
+        result = torch.zeros_like(x)
+        for at in torch.unique(experts):
+            row = (experts == at).any(-1).nonzero().squeeze(-1)
+            result = result.index_add(0, row, self.expert(x[row], int(at))) + self.more
+        return result
+
+
+UNIQUE = [Unique, UniqueNumbers, UniqueOfSorted, UniqueOfLargest]
+UNLIKE = [UniqueShifts, UniqueOfAll, UniqueCounted, UniqueOfNumbers, UniqueWritten]
+
+
+@pytest.mark.parametrize("kind", [Chosen, Flat, Where, Spare, Skips, Named, *UNIQUE])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_expert_that_no_token_chose_has_a_turn_without_rows(
     kind: type[nn.Module], dynamic: bool
@@ -159,15 +291,22 @@ def test_an_expert_that_no_token_chose_has_a_turn_without_rows(
             torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Shifts, Scales, All, Ends])
+@pytest.mark.parametrize("kind", [Shifts, Scales, All, Ends, *UNLIKE])
 def test_a_turn_that_does_something_without_rows_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match="data-dependent"):
         optimize(kind().eval(), (_tokens(2, 7),), dynamic_shapes=({1: Dim("seq")},))
 
 
-def test_a_side_that_counts_for_an_expert_without_rows_is_refused() -> None:
+@pytest.mark.parametrize("kind", [SkipsAnAddend, UniqueOfRows, UniqueAdds])
+def test_a_side_that_counts_for_an_expert_without_rows_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match="too many ways"):
-        optimize(SkipsAnAddend().eval(), (_tokens(2, 7),), dynamic_shapes=({1: Dim("seq")},))
+        optimize(kind().eval(), (_tokens(2, 7),), dynamic_shapes=({1: Dim("seq")},))
+
+
+@pytest.mark.parametrize("more", [torch.zeros(1), torch.tensor([False])])
+def test_a_turn_that_adds_an_input_is_refused(more: Tensor) -> None:
+    with pytest.raises(CaptureError, match="data-dependent"):
+        optimize(AddsAnInput().eval(), (_tokens(2, 7), more))
 
 
 def test_without_a_check_such_a_loop_is_refused() -> None:

@@ -4,6 +4,10 @@ How many there are, only a run tells. An expert that no token chose has no rows 
 the loop over all of them does the same, and that is what a trace follows if the model does: it is
 run with a turn for each expert, at inputs that leave experts out, and returns the same bits.
 
+So does `for e in experts.unique():`, where `experts` is what a top-k says of their axis, which has
+as many places as there are experts: the indices of a top-k, a sort or an argmax are places of an
+axis, wherever they lie, and so are those that are left of them, once each.
+
 A vector may have a place more than there are experts, as `one_hot(…, num_classes=count + 1)` makes
 it. A turn for it looks up an expert that isn't there, and so does the model wherever a token
 chooses that: such turns are left out, if a run of the model with them raises IndexError.
@@ -26,6 +30,7 @@ from attngraph.frontend.rewording.resampled import Inputs, output_of, resized
 from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import quote
 from attngraph.inference import inference
+from attngraph.ir.traits import CAST, GATHERED, LARGEST, LAYOUT, SORTED
 
 _FOUND = (torch.nonzero, torch.Tensor.nonzero, torch.where, torch.Tensor.where)
 _KEPT = frozenset(
@@ -33,12 +38,20 @@ _KEPT = frozenset(
 )
 """Operators that hand on the same indices, if they leave their number."""
 _TURNS = (torch.Tensor.unbind, torch.unbind)
+_PLACES = frozenset(op.split(".")[1] for op in LARGEST | SORTED)
+"""Operators that give places of an axis."""
+_MOVED = {op.split(".")[1] for op in LAYOUT | CAST | GATHERED} - {"repeat_interleave"}
+_MOVED |= {"__getitem__", "__get__", "long", "int", "cpu"}
+"""Operators that give some of the numbers that they are given first, in other places; `__get__` is
+that of `x.T`, and what `repeat_interleave` is given may be how often."""
+_UNIQUE = (torch.unique, torch.Tensor.unique)
 _BEYOND = re.compile(r"index (\d+) (?:is )?out of (?:range|bounds)")
 _BEYOND_ALL = re.compile(r"index (\d+) is out of bounds for dimension \d+ with size \1\b")
 
 
 class Hits:
-    """Indices at which a vector of known length is true, as a trace or a run meets them.
+    """Indices at which a vector of known length is true, as a trace or a run meets them, or those
+    of an axis of known length that were chosen.
 
     `places` are the loops over them, and whether a run of one had fewer turns than places. `ends`
     are those whose turns end before the last place, and where.
@@ -49,12 +62,16 @@ class Hits:
         self.ends = dict(ends or {})
         self._counts: dict[Place, int] = {}
         self._known: dict[int, tuple[torch.Tensor, int]] = {}
+        self._chosen: dict[int, tuple[torch.Tensor, int]] = {}  # places, of which some may be twice
 
     def turns(
         self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, ...] | None:
+    ) -> tuple[torch.Tensor, ...] | list[Any] | None:
         """The items of a loop over such indices, one for each place of the vector."""
-        if func not in _TURNS or not args or (len(args) > 1 and args[1]) or named.get("dim"):
+        is_list = getattr(func, "__name__", "") == "tolist"
+        if not (is_list or func in _TURNS) or not args:
+            return None
+        if (len(args) > 1 and args[1]) or named.get("dim"):
             return None
         indices, count = self._known.get(id(args[0]), (None, 0))
         at = place()
@@ -63,7 +80,10 @@ class Hits:
         leaves_out = isinstance(indices.shape[0], int) and indices.shape[0] < count
         self.places[at] = self.places.get(at, False) or leaves_out
         self._counts[at] = count
-        each = [torch.tensor([index]) for index in range(self.ends.get(at, count))]
+        end = self.ends.get(at, count)
+        if is_list:
+            return [index if indices.ndim == 1 else [index] for index in range(end)]
+        each = [torch.tensor([index], dtype=indices.dtype) for index in range(end)]
         return tuple(each if indices.ndim == 2 else [index[0] for index in each])
 
     def shorten(self, error: str) -> bool:
@@ -77,10 +97,21 @@ class Hits:
         self.ends |= found
         return is_new
 
-    def see(self, func: Callable[..., Any], args: Sequence[Any], result: Any) -> None:
+    def see(
+        self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any], result: Any
+    ) -> None:
         """Remembers a result that is such indices."""
-        source = args[0] if args else None
+        source, name = args[0] if args else None, getattr(func, "__name__", "")
+        if _writes(source, name, named):
+            self._chosen.clear()
+            self._known.pop(id(source), None)
         if not isinstance(source, torch.Tensor):
+            return
+        self._see_chosen(name, source, args, named, result)
+        if func in _UNIQUE:
+            _, count = self._chosen.get(id(source), (None, 0))
+            if count and isinstance(result, torch.Tensor) and named.get("dim") is None:
+                self._known[id(result)] = (result, count)
             return
         if func in _FOUND and len(args) == 1:
             (found, *rest) = result if isinstance(result, tuple) else (result,)
@@ -88,12 +119,51 @@ class Hits:
                 self._known[id(found)] = (found, source.shape[0])
             return
         _, count = self._known.get(id(source), (None, 0))
-        if not count or getattr(func, "__name__", "") not in _KEPT:
+        if not count or name not in _KEPT:
             return
         if isinstance(result, torch.Tensor) and result.ndim in (1, 2):
             is_long = str(result.shape[0]) == str(source.shape[0])
             if is_long and (result.ndim == 1 or result.shape[1] == 1):
                 self._known[id(result)] = (result, count)
+
+    def _see_chosen(
+        self,
+        name: str,
+        source: torch.Tensor,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        """Remembers a result that is places of an axis."""
+        _, count = self._chosen.get(id(source), (None, 0))
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        moved = parts if name in _MOVED else parts[:1] if name in _PLACES else ()
+        for part in moved if count else ():
+            if isinstance(part, torch.Tensor) and _holds(part, count):
+                self._chosen[id(part)] = (part, count)
+        if name not in _PLACES or len(parts) != (1 if name.startswith("arg") else 2):
+            return  # others give first what is at the places
+        at = 2 if name == "topk" else 1
+        dim = named.get("dim", args[at] if len(args) > at else None if name == "argmax" else -1)
+        size = source.numel() if dim is None else source.shape[dim]
+        if isinstance(parts[-1], torch.Tensor) and isinstance(size, int):
+            self._chosen[id(parts[-1])] = (parts[-1], size)
+
+
+def _holds(places: torch.Tensor, count: int) -> bool:
+    """Whether a dtype has each place of so many."""
+    kind = places.dtype
+    is_integer = not kind.is_floating_point and not kind.is_complex and kind != torch.bool
+    return is_integer and torch.iinfo(kind).max >= count - 1
+
+
+def _writes(source: Any, name: str, named: Mapping[str, Any]) -> bool:
+    """Whether an operator writes over numbers that may be places of an axis."""
+    if named.get("out") is not None:
+        return True
+    if name != "__setitem__" and (not name.endswith("_") or name.endswith("__")):
+        return False
+    return not isinstance(source, torch.Tensor) or not source.is_floating_point()
 
 
 class _AllTurns(TorchFunctionMode):
@@ -107,7 +177,7 @@ class _AllTurns(TorchFunctionMode):
         if turns is not None:
             return turns
         result = func(*args, **named)
-        self._hits.see(func, args, result)
+        self._hits.see(func, args, named, result)
         return result
 
 
@@ -121,8 +191,9 @@ def does_nothing_else(
 ) -> bool:
     """Whether the model does the same with the turns of the traced loops.
 
-    Each has to have left some out in a run: at the sample, at one whose rows are alike, or at one
-    row. Where a loop ends before its last place, the model fails in the next turn.
+    Each has to have left some out in a run: at the sample, at one whose rows are alike, at such
+    ones of other numbers, or at one row. Where a loop ends before its last place, the model fails
+    in the next turn.
     """
     left_out: set[Place] = set()
     for at, end in traced.ends.items():
@@ -174,14 +245,23 @@ def _inputs(inputs: Inputs, requests: Sequence[Request]) -> Iterator[Inputs]:
             leaf = leaf.narrow(axis, 0, 1).expand_as(leaf)
         return leaf.clone()
 
+    def other(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.dtype == torch.bool:
+            return ~leaf
+        return leaf + 0.5 if leaf.is_floating_point() else leaf
+
     yield inputs
     yield pytree.tree_map(alike, inputs)
+    yield pytree.tree_map(lambda leaf: other(alike(leaf)), inputs)  # of zeros no sum shows
     if requests:
         yield resized(inputs, requests, lambda _: 1)
 
 
 def all_places_note(at: Place) -> str:
     return (
-        "A loop runs over the places where a mask is true, and a turn for each place does the "
-        f"same, as runs of the model showed: the graph has them all at {quote(*at)}."
+        "A loop runs over the places where a mask is true, or that were chosen, and a turn for "
+        "each place does the same, as runs of the model showed: the graph has them all at "
+        f"{quote(*at)}."
     )

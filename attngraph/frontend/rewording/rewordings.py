@@ -113,7 +113,7 @@ class Rewordings(TorchFunctionMode):
             return turns
         result = func(*args, **named)
         if self._hits is not None:
-            self._hits.see(func, args, result)
+            self._hits.see(func, args, named, result)
         return result
 
 
