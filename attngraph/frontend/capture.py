@@ -138,15 +138,16 @@ def capture(
     sides: Mapping[Place, bool] | None = None,
     way: tuple[bool, ...] | None = None,
     elsewhere: bool = False,
+    steps: frozenset[int] = frozenset(),
 ) -> Captured:
     """Traces a module with torch.export, as it is at inference, undecomposed and functional.
 
     `dynamic_shapes` is torch.export's, or has names in place of its Dims. A Dim keeps its name; the
     same name is the same dim. With `sides` a branch on a tensor's values is followed on one side,
     with a `way` too it is `asked`, and with `elsewhere` a sample that leads into a special case
-    gives way to one of other sizes: both are to be checked. The module's training flags are as
-    before afterwards. Raises CaptureError where torch.export can't trace it or a dim that was asked
-    for becomes a constant, UsageError where the inputs don't fit.
+    gives way to one of other sizes: both are to be checked. Loops of so many `steps` are scans. The
+    module's training flags are as before afterwards. Raises CaptureError where torch.export can't
+    trace it or a dim that was asked for becomes a constant, UsageError where the inputs don't fit.
     """
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
@@ -175,7 +176,7 @@ def capture(
         named = _in_signature_order(module, named)
         args, named = _distinct(args, named)
         with _ONE_AT_A_TIME, bounded():
-            subject = Subject(module, args, named, shapes, sides, way)
+            subject = Subject(module, args, named, shapes, sides, way, steps)
             traced = trace(subject, elsewhere=elsewhere)
         parameters = inspect.signature(module.forward)
         try:

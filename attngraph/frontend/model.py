@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from attngraph.errors import UsageError
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.files.load import Loaded
 from attngraph.frontend.interface.wrappers import unwrapped
+from attngraph.frontend.rolled_loops import rolled
 from attngraph.frontend.watching.asked import Place
 
 
@@ -84,7 +86,8 @@ def trace(
         return from_program(model.program, dim_names=model.dim_names)
     if model.module is None:
         raise UsageError(f"{model.source} holds neither a module nor a program.")
-    captured = capture(
+    captured = partial(
+        capture,
         model.module,
         model.args,
         kwargs=model.kwargs,
@@ -93,4 +96,4 @@ def trace(
         way=way,
         elsewhere=elsewhere,
     )
-    return captured.renamed(model.names)
+    return rolled(captured(), captured).renamed(model.names)

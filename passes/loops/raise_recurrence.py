@@ -25,6 +25,12 @@ from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
 
+_LOOPS = (
+    "It runs as an ONNX Scan, of any length.",
+    "It runs as an ONNX Scan, of the sample's length: ask for that axis to be dynamic for others.",
+)
+"""What becomes of a loop of an open length, and of one of a fixed one."""
+
 _REASSOCIATES = "The steps of a loop are one operator, which sums the products of a gate by itself."
 
 
@@ -75,7 +81,7 @@ class RaiseRecurrence:
                 f"A recurrence stays a loop over its steps: {why}.",
                 kept.node.loc,
                 kept.node.op,
-                "It runs as an ONNX Scan, of any length.",
+                _LOOPS[isinstance(loop.inputs[attribute(loop, "carried")].shape[0], int)],
                 node=loop.outputs[0].name,
                 blamed=f"{kept.node.op} at {kept.node.loc}",
             )

@@ -44,6 +44,8 @@ class Helpers(Lists, Choices):
     index = _Index()
     met: ClassVar[set[int]] = set()
     """The sizes of blocks of which the last may be shorter."""
+    steps: ClassVar[frozenset[int]] = frozenset()
+    """The numbers of steps of loops that are scans, though no size is open."""
 
     @staticmethod
     def is_open(bounds: Sequence[Any] | None, places: Sequence[tuple[Any, int]] = ()) -> bool:
@@ -58,7 +60,9 @@ class Helpers(Lists, Choices):
         if not isinstance(step, int) or (step < 1 and step != -1):
             return False
         ends = bounds[:2]
-        return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends)
+        if any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends):
+            return True
+        return all(type(each) is int for each in bounds) and len(range(*bounds)) in Helpers.steps
 
     @staticmethod
     def backwards(bounds: Sequence[Any]) -> Sequence[Any] | None:
@@ -133,8 +137,7 @@ class Helpers(Lists, Choices):
         first, *others = (Helpers.length(len, each) for each in values)
         if not Helpers.is_open((first,)):
             return None
-        same = all(isinstance(each, torch.SymInt) for each in others)
-        return first if same and all(each.node.expr == first.node.expr for each in others) else None
+        return first if all(is_equal(each, first) for each in others) else None
 
     @staticmethod
     def parts(name: str, of: Any, *args: Any, **named: Any) -> Any:

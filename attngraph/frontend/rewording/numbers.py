@@ -39,6 +39,7 @@ from attngraph.frontend.rewording.rounded_for_speed import (
     written_out,
 )
 from attngraph.frontend.watching.asked import Place
+from attngraph.frontend.watching.counting import recorded_loops
 from attngraph.frontend.watching.quiet import passed_over
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -65,8 +66,9 @@ class Numbers:
     take numbers alone; those that round may be `rounded` not at all, unless that is None.
     `loops` are functions in which Python counts to a size, and `cuts` the places at which an open
     axis is cut into a number of parts; at those in `whole` it isn't. `blocks` are the sizes of
-    those that loops take of an axis, the last of which may be shorter. Where slices may be cut
-    `short`, these may be `opened`. Some were asked for `by_numpy`.
+    those that loops take of an axis, the last of which may be shorter, and `steps` how many those
+    have that are scans at a fixed size. Where slices may be cut `short`, these may be `opened`.
+    Some were asked for `by_numpy`.
     """
 
     spaces: list[Namespace] = field(default_factory=list)
@@ -79,6 +81,7 @@ class Numbers:
     cuts: set[Place] = field(default_factory=set)
     whole: frozenset[Place] = frozenset()
     blocks: set[int] = field(default_factory=set)
+    steps: frozenset[int] = frozenset()
     short: bool = False
     by_numpy: bool = False
     opened: bool = False
@@ -156,7 +159,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        stack.enter_context(scanned_loops(known.loops, known.blocks))
+        stack.enter_context(scanned_loops(known.loops, known.blocks, known.steps))
         stack.enter_context(stood_in(known.functions, written_out(known.rounded, known.exact)))
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         for names in known.spaces:
@@ -336,6 +339,14 @@ def _is_of_numpy(frame: FrameType | None) -> bool:
     file = frame.f_code.co_filename
     line = linecache.getline(file, frame.f_lineno)
     return file.startswith(_NUMPY) or _NUMPY_CALL.search(line) is not None
+
+
+def loops_of(run: Callable[[], object]) -> list[CodeType]:
+    """The functions that a run calls in which Python goes through a loop, but no library's."""
+    found: dict[CodeType, None] = {}
+    with recorded_loops(found, _is_library):
+        run()
+    return list(found)
 
 
 def _is_library(frame: FrameType) -> bool:

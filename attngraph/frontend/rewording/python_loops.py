@@ -34,13 +34,17 @@ from attngraph.frontend.rewording.row_loops import counted
 
 
 @contextmanager
-def scanned_loops(codes: Iterable[CodeType], blocks: set[int]) -> Iterator[None]:
+def scanned_loops(
+    codes: Iterable[CodeType], blocks: set[int], steps: frozenset[int] = frozenset()
+) -> Iterator[None]:
     """Within it, functions with this code run their loops over open sizes as scans.
 
-    The sizes of blocks of which the last may be shorter are added to `blocks`.
+    So do those of as many steps as one of `steps`. The sizes of blocks of which the last may be
+    shorter are added to `blocks`.
     """
     with ExitStack() as stack:
         stack.enter_context(patch.object(Helpers, "met", blocks))
+        stack.enter_context(patch.object(Helpers, "steps", steps))
         for code in codes:
             for function in gc.get_referrers(code):
                 if type(function) is not FunctionType or function.__code__ is not code:

@@ -135,7 +135,7 @@ class Subject:
 
     `sides` say which side of a branch on a tensor's values is followed, true where they don't say;
     with None such a branch is an error. With a `way` all are followed and marked, as
-    followed_branches says.
+    followed_branches says. Loops of as many `steps` as one of these are scans.
     """
 
     module: torch.nn.Module
@@ -144,6 +144,7 @@ class Subject:
     dynamic_shapes: Any
     sides: Mapping[Place, bool] | None = None
     way: tuple[bool, ...] | None = None
+    steps: frozenset[int] = frozenset()
 
     @property
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import sympy
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.interface.shapes import Request
-from attngraph.frontend.rewording.numbers import Numbers
+from attngraph.frontend.rewording.numbers import Numbers, loops_of
 from attngraph.frontend.rewording.resampled import (
     BY_A_FEW,
     TWICE,
@@ -24,6 +25,7 @@ from attngraph.frontend.rewording.resampled import (
     is_model,
     is_rounded_for_speed,
     other_samples,
+    output_of,
 )
 from attngraph.frontend.sizes.program_dims import (
     bounded,
@@ -48,10 +50,12 @@ def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
     Raises CaptureError with torch's reason and the user's line.
     """
     remedies = Remedies()
-    numbers = Numbers(rounded={} if elsewhere else None)
+    loops = loops_of(partial(output_of, subject.module, subject.inputs)) if subject.steps else []
+    known = Numbers(loops=loops, steps=subject.steps, rounded={} if elsewhere else None)
+    numbers = known.copy()
     best, left = _most_open(subject, numbers, remedies, settled=False)
     if left and (not isinstance(best, Traced) or best.refusal or _is_closed(best)):
-        numbers, hurried = Numbers(rounded={} if elsewhere else None), best
+        numbers, hurried = known.copy(), best
         best, _ = _most_open(subject, numbers, remedies, settled=True)
         if hurried is not None:
             best = hurried if best is None else _better(best, hurried)

@@ -1,0 +1,36 @@
+"""The functions that a model runs in which Python goes through a loop."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+
+@contextmanager
+def recorded_loops(found: dict[CodeType, None], is_library: Callable[[FrameType], bool]) -> Any:
+    """Within, adds each function with a `for` that is called, if it is none of a library."""
+
+    def entered(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and _has_loop(frame.f_code) and not is_library(frame):
+            found.setdefault(frame.f_code)
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@cache
+def _has_loop(code: CodeType) -> bool:
+    return any(each == "FOR_ITER" for each in _names(code))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    return (each.opname for each in dis.get_instructions(code))
