@@ -93,6 +93,36 @@ def test_a_derived_dim_keeps_the_root() -> None:
     ]
 
 
+class Nested(nn.Module):
+    """Each block of 8 rows without the sums of 4 that come before it, from the last one on."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        made, length = torch.zeros_like(x), x.shape[1]
+        for at in range(0, length, 8):
+            part = x[:, at : at + 8]
+            for before in range(at - 4, -4, -4):
+                part = part - x[:, before : before + 4].sum(1, keepdim=True)
+            made[:, at : at + 8] = part
+        return made + y.sum(1, keepdim=True)
+
+
+def test_a_derived_dim_that_became_a_constant_is_named_with_its_line() -> None:
+    """torch says nothing of it but that it was marked; the other dim isn't blamed."""
+    inputs = torch.randn(2, 24, 4), torch.randn(2, 10, 4)
+    blocks, pairs = 8 * Dim("blocks", max=9), 2 * Dim("pairs", max=9)
+    with pytest.raises(CaptureError) as caught:
+        capture(Nested(), inputs, dynamic_shapes=({1: blocks}, {1: pairs}))
+    said = str(caught.value)
+    assert said.startswith(
+        "Input x's axis 1 (dim '8*blocks') can't be dynamic: the model fixes it to 24 at "
+    )
+    assert "(for at in range(0, length, 8):). Leave the dim static, or" in said
+    assert "pairs" not in said
+    result = capture(Nested(), inputs, dynamic_shapes=(None, {1: pairs}))
+    other = inputs[0], torch.randn(2, 6, 4)
+    torch.testing.assert_close(interpret(result.graph, other)[0], Nested()(*other))
+
+
 def test_auto_dims_are_named_after_their_input() -> None:
     auto = {0: Dim.AUTO, 1: Dim.AUTO}
     result = check(lambda self, x, y: x * 2, X, dims=(auto,), further=(states(5, 4),))

@@ -15,7 +15,7 @@ from attngraph.frontend.interface.shapes import Request
 from attngraph.frontend.sizes.program_dims import is_held, open_sizes
 from attngraph.frontend.tracing.guards import excluded_largest, excluded_small
 from attngraph.frontend.tracing.trace_errors import (
-    FIXED,
+    constants,
     fixed_first,
     rewrite,
     sentence,
@@ -29,8 +29,7 @@ _RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 def taken_for_constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]:
     """The dims that the trace took for constants."""
-    found = [FIXED.fullmatch(line) for line in suggestions(str(error))]
-    names = {match[1] for match in found if match}
+    names = constants(str(error))
     return [request for request in requests if request.name in names]
 
 

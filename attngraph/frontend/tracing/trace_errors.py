@@ -37,6 +37,9 @@ _TOP_K = re.compile(r"\bk (not in|out of) range\b")
 _TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
 LOOKED_UP = "a size that is looked up"
 _BY_TORCH = re.compile(r"Caused by: \(_(refs|meta|prims|subclasses|decomp)")
+_CONSTANT = re.compile(
+    r"You marked (.+?) as dynamic but your code specialized it to be a constant "
+)
 _DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
 
 Places = Mapping[str, tuple[str, int] | None]
@@ -47,6 +50,16 @@ def suggestions(message: str) -> list[str]:
     _, found, rest = message.partition("Suggested fixes:\n")
     lines = rest.split("\n\n")[0].splitlines() if found else []
     return [line.strip() for line in lines if line.strip()]
+
+
+def constants(message: str) -> list[str]:
+    """The names of the dims that a trace took for constants.
+
+    torch suggests nothing for one that is derived, such as 8*c, whose root it says nothing of.
+    """
+    found = [FIXED.fullmatch(line) for line in suggestions(message)]
+    derived = [name for name in _CONSTANT.findall(message) if not name.isidentifier()]
+    return [*(match[1] for match in found if match), *derived]
 
 
 _NO_RULE = "Cannot create Dim with inconsistent"
@@ -213,7 +226,7 @@ def relates_sizes(error: Exception) -> bool:
     message = str(error)
     if not any(said in message for said in _DEMANDS):
         return False
-    return not any(FIXED.fullmatch(line) or _SAME.fullmatch(line) for line in suggestions(message))
+    return not constants(message) and not any(map(_SAME.fullmatch, suggestions(message)))
 
 
 def explained(
@@ -227,9 +240,10 @@ def explained(
     if why := hindrance(module):
         return CaptureError(why)
     by_name = {request.name: request for request in requests if request.name}
+    for name in constants(str(error)):
+        if name in by_name:
+            return specialised(fixed_first(by_name[name], requests, fixed), fixed)
     for line in suggestions(str(error)):
-        if (match := FIXED.fullmatch(line)) and match[1] in by_name:
-            return specialised(fixed_first(by_name[match[1]], requests, fixed), fixed)
         if (match := _SAME.fullmatch(line)) and {match[1], match[2]} <= by_name.keys():
             first, second = by_name[match[2]], by_name[match[1]]
             return CaptureError(
