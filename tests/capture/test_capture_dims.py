@@ -123,6 +123,15 @@ def test_a_derived_dim_that_became_a_constant_is_named_with_its_line() -> None:
     torch.testing.assert_close(interpret(result.graph, other)[0], Nested()(*other))
 
 
+def test_a_trace_that_fails_at_other_sizes_leaves_no_vmap_behind() -> None:
+    """The inner loop is traced under torch.vmap; in it, random numbers would be an error."""
+    inputs = torch.randn(2, 24, 4), torch.randn(2, 10, 4)
+    with pytest.raises(CaptureError, match="the model fixes it to 24"):
+        optimize(Nested(), inputs, dynamic_shapes=({1: Dim("length", max=72)}, None))
+    assert torch._C._functorch.peek_interpreter_stack() is None
+    torch.randn(2)
+
+
 def test_auto_dims_are_named_after_their_input() -> None:
     auto = {0: Dim.AUTO, 1: Dim.AUTO}
     result = check(lambda self, x, y: x * 2, X, dims=(auto,), further=(states(5, 4),))

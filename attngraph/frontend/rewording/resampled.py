@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from enum import Enum, auto
 from functools import partial
 from io import StringIO
@@ -268,13 +268,36 @@ def resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], int
     return made
 
 
+@contextmanager
+def _levels_kept() -> Iterator[None]:
+    """A trace has the ends of a torch.vmap as nodes: if one between them fails, torch remains
+    within it, for good, and any random number is an error there.
+    """
+    before = _level()
+    try:
+        yield
+    finally:
+        while _level() > before:
+            torch._C._functorch._vmap_decrement_nesting()
+
+
+def _level() -> int:
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return 0 if innermost is None else innermost.level()
+
+
 def output_of(module: torch.nn.Module, inputs: Inputs) -> list[torch.Tensor] | None:
     """The tensors that the model returns, or None where it fails: torch.fx prints why."""
     args, kwargs = pytree.tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs
     )
     try:
-        with inference(module), torch.random.fork_rng(devices=[]), redirect_stderr(StringIO()):
+        with (
+            _levels_kept(),
+            inference(module),
+            torch.random.fork_rng(devices=[]),
+            redirect_stderr(StringIO()),
+        ):
             torch.manual_seed(0)
             return list(_tensors(module(*args, **kwargs)))
     except Exception:
