@@ -154,9 +154,11 @@ def pipeline(
     ]
     # A loop is read as a whole before its body is folded: a power that was rounded to a constant
     # no longer equals the formula. What a body takes and gives is real by then, and its sums over
-    # kept inputs are convolutions, which split-loops knows states by.
+    # kept inputs are convolutions, which split-loops knows states by. A step's chunk is part of a
+    # recurrence over all chunks, and isn't taken out of the body before that is read.
     pairing, *reading = takewhile(lambda item: item.name != "constant-fold", stages)
     rest = stages[1 + len(reading) :]
     convolving = [item for item in rest if item.name == "fuse-causal-conv"]
-    first = LoopBodies((pairing, *reading, *convolving))
+    whole = [item for item in reading if item.name != "fuse-linear-attention"]
+    first = LoopBodies((pairing, *whole, *convolving))
     return [pairing, first, *reading, LoopBodies(tuple(in_loops)), *rest]
