@@ -87,11 +87,11 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
     found_state = presents(graph, tokens, found, dict.fromkeys(graph.outputs))
     ends = [part.value for part in operands if part is not None]
     ends += [] if found.past is None else [found.past.value]
-    if switch_in(output.value, ends, tokens) is not None:
+    if switch_in(output.value, ends, tokens, found.tables) is not None:
         return None
     if found_state is not None:  # which queries don't reach
         ends.remove(found.query.value)
-        if switch_in(found_state.value, ends, tokens) is not None:
+        if switch_in(found_state.value, ends, tokens, found.tables) is not None:
             return None
     outputs = [output.value, *([] if found_state is None else [found_state.value])]
     if unlike(outputs, _units(found)) is not None:

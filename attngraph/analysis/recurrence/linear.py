@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -31,6 +32,7 @@ from attngraph.analysis.recurrence.mixing import (
     leaves_of,
     sizes_around,
 )
+from attngraph.analysis.recurrence.tables import exact_tables
 from attngraph.analysis.recurrence.terms import (
     Decay,
     Operand,
@@ -82,6 +84,7 @@ class _Reading:
         self.values = [*(v for v in leaves if v not in self.values), *self.values]
         self.intervals = Intervals()
         sizes = (v.shape[-2] for v in self.values if _is_float(v) and len(v.shape) > 3)
+        self.exact: dict[tuple[float, ...], tuple[Decay, _Reading] | None] = {}
         self.heads = sorted({size for size in sizes if isinstance(size, int)} - {1})
 
     def read(self) -> Recurrence | Unread | None:
@@ -228,7 +231,33 @@ class _Reading:
                     yield Decay(each, False)
 
     def _confirmed(self, found: Recurrence) -> Recurrence | None:
-        """The recurrence, with its state, if all tokens agree at every length."""
+        """The recurrence, with its state, if all tokens agree at every length, of decays that were
+        rounded in tables too."""
+        constant = None if found.decay is None else found.decay.constant
+        if constant is None:
+            return self._compared(found)
+        key = tuple(constant.tolist())
+        if key not in self.exact:
+            self.exact[key] = self._with_exact_tables(constant)
+        exact = self.exact[key]
+        return None if exact is None else exact[1]._compared(replace(found, decay=exact[0]))
+
+    def _with_exact_tables(self, constant: torch.Tensor) -> tuple[Decay, _Reading] | None:
+        """A constant decay as its tables have it, and the reading of these as they were."""
+        leaves = [leaf for leaf in self.leaves if leaf.is_constant]
+        bodies = [x for node in self.nodes for x in node.attrs.values() if isinstance(x, Graph)]
+        inside = [value for body in bodies for value in body.constants.values()]
+        found = exact_tables(leaves, inside, constant.log())
+        if found is None:
+            return None
+        g, tables = found
+        if not tables:
+            return Decay(constant=constant), self
+        reading = copy(self)
+        reading.runs = Runs(self.graph, self.tokens, tables)
+        return Decay(constant=g.exp(), tables=tables), reading
+
+    def _compared(self, found: Recurrence) -> Recurrence | None:
         states = list(self._pasts(found))
         stateless = self._agrees(found, self._trace(_FIRST, seed=0))
         if not stateless:
@@ -301,7 +330,7 @@ def presents(
     graph: Graph, tokens: Tokens, found: Recurrence, candidates: Iterable[Value]
 ) -> State | None:
     """Which of the values is the last state."""
-    runs = Runs(graph, tokens)
+    runs = Runs(graph, tokens, found.tables)
     for value in candidates:
         if len(value.shape) not in (3, 4) or tokens.axis(value) is not None:
             continue

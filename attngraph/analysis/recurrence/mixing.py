@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 
+from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.analysis.layout.moves import (
     Broadcast,
     Copied,
@@ -65,20 +67,24 @@ class Tokens:
 
     def __init__(self, dim: Dim) -> None:
         self.dim = dim
-        self._known: dict[Value, int | None] = {}
+        self._known: dict[Value, list[int]] = {}
 
     def axis(self, value: Value) -> int | None:
         """The one axis of tokens; None where there is none, or several.
 
         A static size may be that of other axes too: it is the one that comes from above.
         """
+        found = self._axes(value)
+        single = found[0] if len(found) == 1 else None
+        return single if single is not None and self._is(value.shape[single]) else None
+
+    def _axes(self, value: Value) -> list[int]:
+        """All axes of tokens: two of a table of pairs."""
         if value not in self._known:
             found = [at for at, size in enumerate(_shape(value)) if self._has(size)]
             if isinstance(self.dim, int):
                 found = self._from_above(value, found)
-            single = found[0] if len(found) == 1 else None
-            is_whole = single is not None and self._is(value.shape[single])
-            self._known[value] = single if is_whole else None
+            self._known[value] = found
         return self._known[value]
 
     def _has_axis(self, value: Value) -> bool:
@@ -107,6 +113,13 @@ class Tokens:
             return size == self.dim
         return not isinstance(size, int) and bool(size.free_symbols & self.dim.free_symbols)
 
+    def _from_sides(self, node: Node) -> set[int]:
+        """Where the axes of tokens of a product's operands are in its result."""
+        terms, output = _letters(node)
+        sides = zip(terms, filter(None, node.inputs), strict=True)
+        letters = {term[at] for term, x in sides if (at := self.axis(x)) is not None}
+        return {output.index(letter) for letter in letters if letter in output}
+
     def _from_above(self, value: Value, found: list[int]) -> list[int]:
         """Which axes of that size are of tokens, as far as what made the value says."""
         node, rank = value.producer, len(_shape(value))
@@ -122,9 +135,11 @@ class Tokens:
         inputs = [each for each in node.inputs if each is not None and not each.is_constant]
         inputs = [each for each in inputs if isinstance(each.type, TensorType)]
         if node.op in POINTWISE | CAST | LINEAR | FEATURE_NORM | EMBEDDING:
-            aligned = node.op in POINTWISE | CAST  # at the right
-            axes = [(rank - len(x.shape) if aligned else 0, self.axis(x)) for x in inputs]
-            lies = {before + at for before, at in axes if at is not None}
+            aligned = node.op in POINTWISE | CAST  # at the right; pairs of tokens stay such
+            if aligned:
+                lies = {rank - len(x.shape) + at for x in inputs for at in self._axes(x)}
+            else:
+                lies = {at for x in inputs if (at := self.axis(x)) is not None}
             return [at for at in found if at in lies]
         if node.op in PAD:
             (padded, *_) = node.inputs  # which may be a constant
@@ -140,6 +155,9 @@ class Tokens:
         if not has_tokens and node.op not in JOIN | SCATTER:
             return []
         if len(found) > 1 and node.op in MATMUL:
+            pairs = self._from_sides(node)
+            if len(pairs) > 1:
+                return [at for at in found if at in pairs]
             return [at for at in found if at == rank - 2] or found
         return found
 
@@ -164,6 +182,19 @@ def _places(move: Move, at: int, value: Value) -> list[int]:
     return []
 
 
+def _letters(node: Node) -> tuple[list[str], str]:
+    """A product's operands and result as an einsum's letters, the last axes of each named apart."""
+    if node.op == "aten.einsum":
+        return einsum_terms(node)
+    left, right = (len(value.shape) for value in node.inputs if value is not None)
+    rank = len(node.outputs[0].shape)
+    before = string.ascii_lowercase[: rank - (left > 1) - (right > 1)]
+    row, column = "R" if left > 1 else "", "C" if right > 1 else ""
+    kept = (before[len(before) - size :] if size > 0 else "" for size in (left - 2, right - 2))
+    first, second = kept
+    return [f"{first}{row}S", f"{second}S{column}"], f"{before}{row}{column}"
+
+
 def _places_of(rank: int) -> tuple[int, ...]:
     """Where an input of static shape may have its tokens: behind the batch, or behind the heads."""
     return (1, 2) if rank == 4 else (1,)
@@ -174,8 +205,9 @@ def is_own(node: Node) -> bool:
 
     No recurrence reaches beyond it, and what it gives may be any number.
     """
-    if node.op in MATMUL:
-        return any(value is not None and value.is_constant for value in node.inputs)
+    if node.op in MATMUL:  # a third factor may be a table
+        computed = [value for value in node.inputs if value is not None and not value.is_constant]
+        return len(computed) < min(2, len(node.inputs))
     return node.op in _OWN or (node.op in RECURRENCE and node.op != _LOOP)
 
 
@@ -240,8 +272,11 @@ def has_order(leaves: Iterable[Value], nodes: Iterable[Node], tokens: Tokens) ->
         source = node.inputs[0] if node.op in PART and node.inputs else None
         if source is not None and tokens.axis(source) == attribute(node, "dim") % len(source.shape):
             return True
-    tables = (leaf.shape for leaf in leaves if leaf.is_constant)
-    return any(sum(size == tokens.dim for size in shape) > 1 for shape in tables)
+    tables = {leaf for leaf in leaves if leaf.is_constant}
+    for node in nodes:  # which may be cut to the length
+        if node.op in LAYOUT and node.inputs and node.inputs[0] in tables:
+            tables.update(node.outputs)
+    return any(sum(size == tokens.dim for size in _shape(table)) > 1 for table in tables)
 
 
 def dims_of_tokens(graph: Graph) -> list[Dim]:
@@ -302,6 +337,7 @@ def leaves_of(roots: Iterable[Value], found: Collection[Value]) -> tuple[list[Va
 @dataclass
 class Runs:
     """Evaluates nodes on drawn leaves, and keeps what it computed for the next result of a region.
+    `given` are numbers of leaves that aren't drawn.
 
     Weights have their values where they are known. Integers are ones, so that no token is padding,
     or with states ones and zeros, and counts of tokens where they have no axis of these: under a
@@ -311,6 +347,7 @@ class Runs:
 
     graph: Graph
     tokens: Tokens
+    given: Mapping[Value, torch.Tensor] = field(default_factory=dict)
     _kept: dict[tuple[int, int, bool], dict[Value, Any]] = field(default_factory=dict)
 
     def __call__(
@@ -334,7 +371,9 @@ class Runs:
             self._kept[key] = memory
         for value in leaves:
             if value not in memory and _exists(value, sizes):
-                memory[value] = _drawn(value, sizes, self.tokens, seed, with_states)
+                known = self.given.get(value)
+                drawn = _drawn(value, sizes, self.tokens, seed, with_states)
+                memory[value] = drawn if known is None else known
         _evaluate(nodes, memory, sizes)
         return Trace(sizes, memory)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ from attngraph.ir.traits import (
     MULTIPLICATIVE,
     NEGATION,
     PAD,
+    PART,
     POWER,
     RANGE,
     REVERSED,
@@ -160,9 +161,14 @@ def _is_near_size(size: object) -> bool:
 
 @dataclass
 class Positions:
-    """The kinds of a region's values that no operand reaches; `take` asks node by node."""
+    """The kinds of a region's values that no operand reaches; `take` asks node by node.
+
+    `tables` are constants of which each entry is known to be a power of a decay, as far as the
+    model's length goes.
+    """
 
     parts: dict[Value, Part] = field(default_factory=dict)
+    tables: Collection[Value] = ()
 
     def constant(self, leaf: Value) -> None:
         data = leaf.data
@@ -222,6 +228,8 @@ class Positions:
             return Part(Kind.PLACE) if _is_plain_range(node) else None
         if op in FILL:
             return Part(Kind.NUMBERS, _filled_with(node))
+        if op in PART and kinds == [Kind.NUMBERS] and _cuts_to_length(node):
+            return self._cut(node, given[0])
         if op in LAYOUT | NEGATION:
             return given[0]
         if op in TRIANGLE:
@@ -266,6 +274,13 @@ class Positions:
             return Part(Kind.SCALED if is_one_number(given[0].numbers) else Kind.LINEAR)
         return None
 
+    def _cut(self, node: Node, part: Part) -> Part | None:
+        """What is left of numbers of all places, of which no trial reads the last."""
+        if is_one_number(part.numbers):
+            return part
+        is_from_first = not node.attrs.get("start", 0)
+        return Part(Kind.GEOMETRIC) if is_from_first and node.inputs[0] in self.tables else None
+
     def _compared(self, sides: list[Part]) -> Part | None:
         kinds = {part.kind for part in sides}
         numbers = [part for part in sides if part.kind is Kind.NUMBERS]
@@ -307,6 +322,18 @@ def _given(node: Node, *names: str) -> list[Part]:
     """The numbers among a node's attributes."""
     values = [node.attrs[name] for name in names if node.attrs.get(name) is not None]
     return [Part(Kind.NUMBERS, value) for value in values]
+
+
+def _cuts_to_length(node: Node) -> bool:
+    """Whether it is so many places of an axis of which no chunk is the end."""
+    size, whole = node.outputs[0].shape, node.inputs[0]
+    assert whole is not None
+    open_sizes = [
+        x
+        for x, y in zip(size, whole.shape, strict=False)
+        if isinstance(x, sympy.Basic) and isinstance(y, int)
+    ]
+    return any(not functions_of(x) & DIVIDING for x in open_sizes)
 
 
 def _is_plain_range(node: Node) -> bool:

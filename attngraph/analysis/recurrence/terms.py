@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -65,11 +66,15 @@ class Operand:
 
 @dataclass(frozen=True)
 class Decay:
-    """e^g of an operand, the operand itself if not `is_log`, or `constant` numbers of each head."""
+    """e^g of an operand, the operand itself if not `is_log`, or `constant` numbers of each head.
+
+    `tables` are the constants that hold powers of these, as they were before they were rounded.
+    """
 
     operand: Operand | None = None
     is_log: bool = True
     constant: torch.Tensor | None = None
+    tables: Mapping[Value, torch.Tensor] = field(default_factory=dict)
 
     def of(self, trace: Trace, length: int) -> torch.Tensor | None:
         """g in a run, (1 or B, T, H, 1 or D)."""
@@ -100,6 +105,11 @@ class Recurrence:
     scale: float
     past: State | None = None
     present: State | None = None
+
+    @property
+    def tables(self) -> Mapping[Value, torch.Tensor]:
+        """The exact numbers of the constants that hold powers of its decay."""
+        return {} if self.decay is None else self.decay.tables
 
     @property
     def kv_heads(self) -> Dim:

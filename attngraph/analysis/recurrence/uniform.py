@@ -12,7 +12,8 @@ were crossed does the same beyond them. So the region may hold
   affine in its state: it is the same for all states if it is for those that one chunk leaves, as
   k ⊗ v span all of them, so what agrees at three chunks, which read two states, always does;
 - of positions, where the length is dynamic, only the kinds of positions.py, and no cut, shift or
-  repetition along the tokens by more than one place; no table, no slice from a fixed place on.
+  repetition along the tokens by more than one place; no table but one of a decay's powers, which
+  is known whole, and no slice from a fixed place on.
 
 At a static length positions are constants, and the comparison at that length is of all of them.
 """
@@ -65,7 +66,9 @@ _CHUNKS = 3
 _BEYOND = 1 << 31  # what stands for the end of an axis
 
 
-def switch_in(output: Value, operands: Collection[Value], tokens: Tokens) -> Node | None:
+def switch_in(
+    output: Value, operands: Collection[Value], tokens: Tokens, tables: Collection[Value] = ()
+) -> Node | None:
     """A node between the operands and the output that may compute something else of other numbers
     or at other lengths than were tried; None where there is none.
 
@@ -75,7 +78,7 @@ def switch_in(output: Value, operands: Collection[Value], tokens: Tokens) -> Nod
     leaves, nodes = backward_slice([output], operands.__contains__)
     if not set(operands) <= set(leaves):
         return output.producer
-    positions = Positions()
+    positions = Positions(tables=tables)
     for leaf in leaves:
         if leaf.is_constant:
             positions.constant(leaf)
