@@ -89,9 +89,12 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
     ends += [] if found.past is None else [found.past.value]
     if switch_in(output.value, ends, tokens, found.tables) is not None:
         return None
-    if found_state is not None:  # which queries don't reach
-        ends.remove(found.query.value)
-        if switch_in(found_state.value, ends, tokens, found.tables) is not None:
+    if found_state is not None:  # which queries don't reach, but where one loop gives both
+        without = [end for end in ends if end is not found.query.value]
+        ways = (
+            switch_in(found_state.value, each, tokens, found.tables) for each in (without, ends)
+        )
+        if all(way is not None for way in ways):
             return None
     outputs = [output.value, *([] if found_state is None else [found_state.value])]
     if unlike(outputs, _units(found)) is not None:

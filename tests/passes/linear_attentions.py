@@ -287,6 +287,21 @@ class LeakingFeatures(SegmentSums):
         return o @ _leaking(VALUES)
 
 
+class SharedQueries(SegmentSums):
+    """Values' heads that share one query and key."""
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().heads(x)
+        return q[:, :1].expand_as(q), k[:, :1].expand_as(k), v
+
+
+class LeakingValues(SharedQueries):
+    """Of which one shows in the next."""
+
+    def given(self, o: Tensor) -> Tensor:
+        return (o.mT @ _leaking(HEADS)).mT
+
+
 class SolvedChunks(Layer):
     """A delta rule: what a chunk's tokens take from each other is a triangular system."""
 
@@ -436,7 +451,7 @@ class ChannelsFirst(Layer):
 
 OF_ANY_LENGTH: tuple[type[Layer], ...] = (
     *(Retention, FilledRetention, Slopes, CountedPlaces, Causal, Gated, SegmentSums),
-    *(Normalised, SoftFeatures),
+    *(Normalised, SoftFeatures, SharedQueries),
 )
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),
@@ -445,6 +460,7 @@ LOOPS: tuple[type[Layer], ...] = (
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
     *(CubicLoop, CubicDeltaLoop, EulerLoop, FeatureEulerLoop, LeakingHeads, LeakingFeatures),
+    LeakingValues,
 )
 CHUNKED = (LateChunks, CubicChunks, ClampedChunks)
 """In which the loop over chunks is none of one recurrence at every length."""

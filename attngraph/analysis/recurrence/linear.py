@@ -22,7 +22,6 @@ from dataclasses import replace
 
 import torch
 
-from attngraph.analysis.recurrence.apart import is_apart, is_tracked, places, with_nan
 from attngraph.analysis.recurrence.mixing import (
     MOST,
     Runs,
@@ -32,6 +31,7 @@ from attngraph.analysis.recurrence.mixing import (
     leaves_of,
     sizes_around,
 )
+from attngraph.analysis.recurrence.own_places import is_of_own
 from attngraph.analysis.recurrence.tables import exact_tables
 from attngraph.analysis.recurrence.terms import (
     Decay,
@@ -45,7 +45,6 @@ from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.running import is_near
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import bounds
-from attngraph.ir.slices import backward_slice
 
 _FIRST = 7  # tokens of the run in which the terms are looked for
 _EXACT = 1e-8  # of float64 against itself, after some tens of tokens
@@ -114,11 +113,17 @@ class _Reading:
         for heads in self.heads:
             yield from _merged(self.output, self.tokens, heads)
 
-    def _operands(self, heads: int) -> Iterator[Operand]:
-        """Every value as rows of one head, or of several; merged heads first, the least likely."""
+    def _operands(self, o: torch.Tensor) -> Iterator[Operand]:
+        """Every value as rows of one head, or of several; merged heads first, the least likely.
+
+        Of queries and keys there may be fewer than of o (B, T, H, D), each for a group of heads.
+        """
         values = [v for v in self.values if v is not self.output and _is_float(v)]
+        heads = o.shape[2]
+        fewer = [each for each in self.heads if heads % each == 0 and each < heads]
         for value in values:
-            yield from _merged(value, self.tokens, heads)
+            for own in (*(fewer if o.shape[3] > 1 else ()), heads):
+                yield from _merged(value, self.tokens, own)
         for value in values:
             yield from _vectors(value, self.tokens)
 
@@ -137,7 +142,7 @@ class _Reading:
         if first is None:
             return
         size = float(first.abs().max())
-        given = [(each, start(each)) for each in self._operands(heads)]
+        given = [(each, start(each)) for each in self._operands(o)]
         rows = [(each, x) for each, x in given if x is not None]
         few = slice(None, None, -(-heads // _FEW))  # heads that tell most candidates apart
         values: list[tuple[Operand | None, torch.Tensor]] = []
@@ -197,7 +202,7 @@ class _Reading:
         if bool((rest - a[..., None] * slope).abs().max() <= near * size):
             if bool((a - 1).abs().max() <= _NO_DECAY):
                 yield None
-            for each in self._operands(heads):
+            for each in self._operands(o):
                 row = self._row(each, trace, heads)
                 if row is not None and row.shape == a.shape:
                     if bool((row.exp() - a).abs().max() <= near):
@@ -207,7 +212,7 @@ class _Reading:
             is_known = all(x.data is not None for x in self.leaves if x.is_constant)
             if is_known and bool((a - a[:1]).abs().max() <= near) and bool((a > 0).all()):
                 yield Decay(constant=a[0])
-        yield from self._featured(trace, found, heads)
+        yield from self._featured(trace, found, o)
 
     def _has_log(self, each: Operand) -> bool:
         """Whether none of its numbers is below 0, drawn or not: the operator takes logarithms."""
@@ -219,10 +224,10 @@ class _Reading:
         row = None if x is None or x.shape[-1] != 1 else _to_heads(x[:, 1], heads)
         return None if row is None else row[..., 0]
 
-    def _featured(self, trace: Trace, found: Recurrence, heads: int) -> Iterator[Decay]:
+    def _featured(self, trace: Trace, found: Recurrence, o: torch.Tensor) -> Iterator[Decay]:
         """Decays of each feature of a key, which the confirmation tells apart."""
         width = found.key.features()
-        for each in reversed(list(self._operands(heads))):
+        for each in reversed(list(self._operands(o))):
             if each.features() == width and each.value not in _own_values(found):
                 x = each.of(trace)
                 if x is not None and bool((x <= 0).all()):
@@ -266,40 +271,8 @@ class _Reading:
         for past in (None, *states):
             each = replace(found, past=past)
             if self._agrees(each, trace) and all(self._agrees(each, t) for t in self._others()):
-                return each if self._is_apart(each, trace) else None
+                return each if is_of_own(each, self.runs, trace) else None
         return None
-
-    def _is_apart(self, found: Recurrence, trace: Trace) -> bool:
-        """Whether each row, head and value feature is read from that of the operands alone."""
-        operands = [found.query, found.key, found.value, found.beta]
-        operands += [None if found.decay is None else found.decay.operand]
-        parts = [part for part in operands if part is not None]
-        values = {part.value for part in parts}
-        _, nodes = backward_slice([self.output], values.__contains__)
-        for place in (0, 2, 3):
-            along = [found.value] if place == 3 else parts
-            shaped = [(part, part.of(trace)) for part in along if part is not None]
-            counts = {part: x.shape[place] for part, x in shaped if x is not None}
-            wide = [part for part, count in counts.items() if count > 1]
-            sizes = {counts[part] for part in wide}
-            size, own = min(sizes, default=1), found.output.axis(place)
-            if own is None or any(each % size for each in sizes):
-                continue
-            if len(sizes) == 1 and all(part.merged == 1 for part in (*wide, found.output)):
-                axes = {part.value: axis for part in wide if (axis := part.axis(place)) is not None}
-                if is_tracked(nodes, axes, self.output, own):
-                    continue
-            for at in places(size):
-                poisoned: dict[Value, torch.Tensor] = {}
-                for part in wide:
-                    x = poisoned.get(part.value, trace[part.value])
-                    axis = part.axis(place)
-                    if x is not None and axis is not None:
-                        poisoned[part.value] = with_nan(x, axis, part.spread(place, at, x))
-                o = self.runs.again(nodes, trace, poisoned)[self.output]
-                if o is None or not is_apart(o, own, found.output.spread(place, at, o)):
-                    return False
-        return True
 
     def _pasts(self, found: Recurrence) -> Iterator[State]:
         for leaf in self.leaves:
