@@ -31,7 +31,8 @@ proportional, as rounding is.
 
 **Saturated outputs.** A kernel's sigmoid is accurate to eps of its range, 1, and torch's to eps of
 each value. Where an output fails even so, what the former makes of it counts in the same way
-(export/parity/saturation.py); a compile writes such functions in exponentials first, where it can
+(export/parity/saturation.py), also what a recurrence adds up of an error that is alike in each
+step; a compile writes such functions in exponentials first, where it can
 (export/precision/gates.py).
 
 **Where float64 is another function.** A finite fill such as −1e9 absorbs a score in float32 and

@@ -59,3 +59,30 @@ def test_noise_of_gates_is_cut_as_the_outputs_are() -> None:
     assert all(each.shape == (2, 2) for pair in pairs for (each,) in pair)
     assert all(bool((whole[0] != cut.exact[0]).any()) for whole, _ in pairs)
     assert cut.sample()[0][0].shape == (2, 2)
+
+
+class Creeping(nn.Module):
+    """A state that hardly moves: in each step a kernel's tanh is off alike, by `off`."""
+
+    def __init__(self, off: float) -> None:
+        super().__init__()
+        self.off = off
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            state = torch.tanh(state + x[:, t] / 256) + self.off
+        return state
+
+
+@pytest.mark.parametrize(
+    ("off", "passes"), [(0.3 * EPS, True), (-0.3 * EPS, True), (8 * EPS, False)]
+)
+def test_what_a_kernel_repeats_in_each_step_adds_up(off: float, passes: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 200, 8)
+    reference = Reference(Creeping(0.0), precision="fp32")((x,))
+    candidate = Creeping(off).double()(x.double()).float()
+    parity = compare(reference, [candidate], "fp32")
+    assert parity.passed is passes
+    assert parity.saturated
