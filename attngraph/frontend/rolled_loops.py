@@ -26,7 +26,7 @@ def rolled(captured: Captured, trace: Callable[..., Captured]) -> Captured:
     steps = _unrolled(captured.graph)
     if steps:
         with suppress(CaptureError):
-            found = trace(steps=steps)
+            found = trace(steps=steps | {each - 1 for each in steps})  # some begin with a second
             if len(found.graph) < len(captured.graph) and _unrolled(found.graph) < steps:
                 return found
     return captured

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -205,3 +207,69 @@ def test_layers_stay_apart_from_the_steps_beside_them() -> None:
     optimized = attngraph.optimize(module, (x,))
     assert len([op for op in _ops(optimized) if op == "Tanh"]) == 16
     _is_right(optimized, module, x)
+
+
+class Lists(nn.Module):
+    """Lists with a place for each step, filled from both ends and read afterwards."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, state = x.shape[1], torch.zeros_like(x[:, 0])
+        ahead: list[Tensor] = []
+        for t in range(steps):
+            state = torch.tanh(state * x[:, t] + x[:, t])
+            ahead.append(state)
+        behind: list[Any] = [None] * steps
+        for t in range(steps - 1, -1, -1):
+            state = torch.cos(state) * x[:, t]
+            behind[t] = state
+        return torch.stack([ahead[t] + behind[t] for t in range(steps)], 1)
+
+
+class Whilst(nn.Module):
+    """Counts by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        t, state, found = 0, torch.zeros_like(x[:, 0]), []
+        while t < x.shape[1]:
+            state = torch.tanh(state * x[:, t]) + x[:, t]
+            found.append(state)
+            t += 1
+        return torch.stack(found, 1)
+
+
+class FromTheSecond(nn.Module):
+    """Begins with the second row, beside the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = x[:, 0], []
+        for t in range(1, x.shape[1]):
+            state = torch.tanh(state * (x[:, t] - x[:, t - 1]))
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("kind", [Lists, Whilst, FromTheSecond])
+def test_spellings_of_loops(kind: type[nn.Module]) -> None:
+    module, x = kind().eval(), torch.randn(2, 20, WIDTH)
+    optimized = attngraph.optimize(module, (x,))
+    ops = _ops(optimized)
+    assert "Scan" in ops
+    assert len(ops) < 40
+    _is_right(optimized, module, x)
+    _is_right(optimized, module, torch.randn(2, 20, WIDTH))
+
+
+class Creeping(nn.Module):
+    """A state that hardly moves, of which the error of each tanh is left to the next."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            state = torch.tanh(state + x[:, t] / 64)
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+def test_errors_of_a_kernel_that_add_up_over_the_steps_are_no_fault() -> None:
+    module, x = Creeping().eval(), torch.randn(2, 128, WIDTH)
+    _is_right(attngraph.optimize(module, (x,)), module, x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, SupportsIndex
 
 import torch
 from torch.utils import _pytree as pytree
@@ -277,10 +277,14 @@ class Lists:
     Python's is one of the model's own.
     """
 
+    steps: ClassVar[frozenset[int]] = frozenset()
+    """The numbers of steps of loops that are scans, though no size is open."""
+
     @staticmethod
     def blank(one: list[Any], times: Any) -> Any:
         """`[None] * n`"""
         is_open = isinstance(times, torch.SymInt) and times.node.expr.free_symbols
+        is_open = is_open or (type(times) is int and times in Lists.steps)
         return Blank(one[0], times) if is_open else one * times
 
     @staticmethod

@@ -44,8 +44,6 @@ class Helpers(Lists, Choices):
     index = _Index()
     met: ClassVar[set[int]] = set()
     """The sizes of blocks of which the last may be shorter."""
-    steps: ClassVar[frozenset[int]] = frozenset()
-    """The numbers of steps of loops that are scans, though no size is open."""
 
     @staticmethod
     def is_open(bounds: Sequence[Any] | None, places: Sequence[tuple[Any, int]] = ()) -> bool:
@@ -62,7 +60,7 @@ class Helpers(Lists, Choices):
         ends = bounds[:2]
         if any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends):
             return True
-        return all(type(each) is int for each in bounds) and len(range(*bounds)) in Helpers.steps
+        return all(type(each) is int for each in bounds) and len(range(*bounds)) in Lists.steps
 
     @staticmethod
     def backwards(bounds: Sequence[Any]) -> Sequence[Any] | None:

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from attngraph.frontend.rewording.loop_bodies import HELPERS, Body
 from attngraph.frontend.rewording.loop_choices import PLAIN
-from attngraph.frontend.rewording.loop_lists import Unread
+from attngraph.frontend.rewording.loop_lists import Lists, Unread
 from attngraph.frontend.rewording.loop_names import loaded, read_after, stored
 from attngraph.frontend.rewording.loop_spellings import spelled
 from attngraph.frontend.rewording.loop_statements import parsed
@@ -44,7 +44,7 @@ def scanned_loops(
     """
     with ExitStack() as stack:
         stack.enter_context(patch.object(Helpers, "met", blocks))
-        stack.enter_context(patch.object(Helpers, "steps", steps))
+        stack.enter_context(patch.object(Lists, "steps", steps))
         for code in codes:
             for function in gc.get_referrers(code):
                 if type(function) is not FunctionType or function.__code__ is not code:

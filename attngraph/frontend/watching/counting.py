@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FrameType
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def recorded_loops(found: dict[CodeType, None], is_library: Callable[[FrameType], bool]) -> Any:
-    """Within, adds each function with a `for` that is called, if it is none of a library."""
+    """Within, adds each function with a loop that is called, if it is none of a library."""
 
     def entered(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and _has_loop(frame.f_code) and not is_library(frame):
@@ -29,8 +29,6 @@ def recorded_loops(found: dict[CodeType, None], is_library: Callable[[FrameType]
 
 @cache
 def _has_loop(code: CodeType) -> bool:
-    return any(each == "FOR_ITER" for each in _names(code))
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    return (each.opname for each in dis.get_instructions(code))
+    """Whether its bytecode goes through an iterator, or back to an earlier line."""
+    names = (each.opname for each in dis.get_instructions(code))
+    return any(name == "FOR_ITER" or "JUMP_BACKWARD" in name for name in names)
