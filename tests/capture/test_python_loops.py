@@ -197,6 +197,37 @@ class Sides(nn.Module):
         return torch.stack(given, 1) + torch.stack(others, 1)
 
 
+def _scan(
+    step: Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]],
+    state: Tensor,
+    given: dict[str, Tensor],
+    found: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """As jax.lax.scan, over the first axis of what is given, in a function that is made anew."""
+
+    def turn(state: Tensor, start: int, end: int) -> Tensor:
+        for i in range(start, end):
+            now = {name: each[i] for name, each in given.items()}
+            state, found[i] = step(state, now)
+        return state
+
+    return turn(state, 0, len(next(iter(given.values())))), found
+
+
+class Within(nn.Module):
+    """Its loop is in a function that a function makes when it is called."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = x.transpose(0, 1)
+
+        def step(state: Tensor, now: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            state = torch.tanh(state * now["rate"]) + now["row"]
+            return state, state * 2
+
+        given = {"row": rows, "rate": torch.sigmoid(rows)}
+        return _scan(step, torch.zeros_like(rows[0]), given, torch.empty_like(rows))
+
+
 def _captured(module: nn.Module) -> Captured:
     shapes = ({0: Dim.AUTO, 1: Dim.AUTO},)
     return capture(module, (torch.randn(2, 6, 4),), dynamic_shapes=shapes)
@@ -218,7 +249,7 @@ def test_one_chunk_is_a_number_of_chunks_like_any() -> None:
 _SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (Recurrence, Cells, Later)]
 
 
-@pytest.mark.parametrize("module", [Windows, Dotted, Prefixes, FromScalars, Sides, *_SLOW])
+@pytest.mark.parametrize("module", [Windows, Dotted, Prefixes, FromScalars, Sides, Within, *_SLOW])
 def test_a_loop_takes_every_length(module: Callable[[], nn.Module]) -> None:
     model = module().eval()
     graph = _captured(model).graph

@@ -46,15 +46,36 @@ def scanned_loops(
         stack.enter_context(patch.object(Helpers, "met", blocks))
         stack.enter_context(patch.object(Lists, "steps", steps))
         for code in codes:
-            for function in gc.get_referrers(code):
-                if type(function) is not FunctionType or function.__code__ is not code:
-                    continue
-                with suppress(OSError, SyntaxError, Unread):
-                    new = _rewritten(code)
+            with suppress(OSError, SyntaxError, Unread):
+                new = _rewritten(code)
+                for function in _functions_with(code):
+                    own = function.__code__
                     stack.enter_context(patch.dict(function.__globals__, {HELPERS: Helpers}))
-                    stack.callback(setattr, function, "__code__", code)
-                    function.__code__ = new
+                    stack.callback(setattr, function, "__code__", own)
+                    function.__code__ = _with(own, code, new)
         yield
+
+
+def _functions_with(code: CodeType) -> list[FunctionType]:
+    """The functions that run this code, and those that make such functions when they are called."""
+    name, inner, _ = code.co_qualname.partition(".<locals>.")
+
+    def has_it(other: CodeType) -> bool:
+        is_maker = inner and (other.co_filename, other.co_qualname) == (code.co_filename, name)
+        return other is code or bool(is_maker)
+
+    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
+    return [each for each in functions if has_it(each.__code__)]
+
+
+def _with(outer: CodeType, code: CodeType, new: CodeType) -> CodeType:
+    """The code with another in the place of one that is it, or that it holds at some depth."""
+    if outer is code:
+        return new
+    consts = (
+        _with(each, code, new) if isinstance(each, CodeType) else each for each in outer.co_consts
+    )
+    return outer.replace(co_consts=tuple(consts))
 
 
 def _rewritten(code: CodeType) -> CodeType:
