@@ -35,7 +35,7 @@ from attngraph.frontend.rewording.row_loops import counted
 
 @contextmanager
 def scanned_loops(
-    codes: Iterable[CodeType], blocks: set[int], steps: frozenset[int] = frozenset()
+    codes: Sequence[CodeType], blocks: set[int], steps: frozenset[int] = frozenset()
 ) -> Iterator[None]:
     """Within it, functions with this code run their loops over open sizes as scans.
 
@@ -45,10 +45,12 @@ def scanned_loops(
     with ExitStack() as stack:
         stack.enter_context(patch.object(Helpers, "met", blocks))
         stack.enter_context(patch.object(Lists, "steps", steps))
-        for code in codes:
+        objects = gc.get_objects() if codes else []
+        functions = [each for each in objects if type(each) is FunctionType]
+        for code in sorted(codes, key=lambda code: "<locals>" in code.co_qualname):  # makers first
             with suppress(OSError, SyntaxError, Unread):
                 new = _rewritten(code)
-                for function in _functions_with(code):
+                for function in _with_code(code, functions):
                     own = function.__code__
                     stack.enter_context(patch.dict(function.__globals__, {HELPERS: Helpers}))
                     stack.callback(setattr, function, "__code__", own)
@@ -56,7 +58,7 @@ def scanned_loops(
         yield
 
 
-def _functions_with(code: CodeType) -> list[FunctionType]:
+def _with_code(code: CodeType, functions: Iterable[FunctionType]) -> list[FunctionType]:
     """The functions that run this code, and those that make such functions when they are called."""
     name, inner, _ = code.co_qualname.partition(".<locals>.")
 
@@ -64,7 +66,6 @@ def _functions_with(code: CodeType) -> list[FunctionType]:
         is_maker = inner and (other.co_filename, other.co_qualname) == (code.co_filename, name)
         return other is code or bool(is_maker)
 
-    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
     return [each for each in functions if has_it(each.__code__)]
 
 
