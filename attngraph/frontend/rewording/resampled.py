@@ -10,7 +10,6 @@ where there is nothing to pad.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from enum import Enum, auto
@@ -30,6 +29,7 @@ from attngraph.frontend.rewording.cut_for_memory import Whole, keeps_rows_apart
 from attngraph.frontend.rewording.rounded_for_speed import Function, left_out, stood_in
 from attngraph.frontend.sizes.program_dims import user_placeholders
 from attngraph.frontend.watching.asked import Place
+from attngraph.frontend.watching.frames import watched_frames
 from attngraph.inference import inference
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -120,12 +120,8 @@ def comes_to(module: torch.nn.Module, inputs: Inputs, place: Place) -> bool:
     def entered(frame: FrameType, event: str, _: object) -> Any:
         return within if frame.f_code.co_filename == file and not came else None
 
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
+    with watched_frames(entered):
         output_of(module, inputs)
-    finally:
-        sys.settrace(before)
     return came
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dis
-import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
+
+from attngraph.frontend.watching.frames import watched_frames
 
 
 @contextmanager
@@ -19,12 +20,8 @@ def recorded_loops(found: dict[CodeType, None], is_library: Callable[[FrameType]
         if event == "call" and _has_loop(frame.f_code) and not is_library(frame):
             found.setdefault(frame.f_code)
 
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
+    with watched_frames(entered):
         yield
-    finally:
-        sys.settrace(before)
 
 
 @cache

@@ -14,6 +14,8 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
+from attngraph.frontend.watching.frames import watched_frames
+
 _BETWEEN = {"TO_BOOL", "UNARY_NOT", "COPY", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
 """Instructions that may stand between a condition and its jump."""
 _COMPARES_TO_BOOL = sys.version_info >= (3, 13)
@@ -59,12 +61,8 @@ def recorded_jumps(found: Mapping[tuple[str, int], set[bool]]) -> Iterator[None]
         frame.f_trace_opcodes = True
         return step(frame, event, given)
 
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
+    with watched_frames(entered):
         yield
-    finally:
-        sys.settrace(before)
 
 
 class _Jump:
