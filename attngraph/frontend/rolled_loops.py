@@ -34,4 +34,5 @@ def rolled(captured: Captured, trace: Callable[..., Captured]) -> Captured:
 
 def _unrolled(graph: Graph) -> frozenset[int]:
     """How many steps the loops have that were unrolled, those of few left out."""
-    return frozenset(steps for steps, _ in steps_in_a_row(graph) if steps >= _LEAST)
+    told = steps_in_a_row(graph, _LEAST - 1)  # the first or the last may be left out
+    return frozenset(steps for steps, _ in told if steps >= _LEAST)

@@ -98,10 +98,10 @@ def unrolled_loops(graph: Graph) -> Iterator[Chain]:
                 yield from _chains(twins, each, reverse)
 
 
-def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
+def steps_in_a_row(graph: Graph, least: int = _LEAST_TOLD) -> Iterator[tuple[int, Node]]:
     """Each axis of which every place meets what the places before it gave: its size, and a node of
     the loop. A loop over several such axes comes once, and so do those of one module that have as
-    many steps.
+    many steps. Those of fewer places than `least` are left out.
 
     Such a loop need not be one of `unrolled_loops`. Between two places something other than a sum
     or a linear map has to happen, such as a product of what a place has and what came before it:
@@ -109,9 +109,9 @@ def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
     one.
     """
     told: set[tuple[int, str, str]] = set()
-    for each in _slices(graph, kept=True):
+    for each in _slices(graph, kept=True, least=least):
         count = len(each.items)
-        if count < _LEAST_TOLD or _is_weight(each.source):
+        if _is_weight(each.source):
             continue
         changed: dict[int, Node] = {}
         for node in graph:
@@ -143,9 +143,9 @@ def _multiplies(node: Node, slices: Slices) -> bool:
     return all(masks) and masks[0] != masks[1]
 
 
-def _slices(graph: Graph, *, kept: bool = False) -> Iterator[Slices]:
-    """Every axis of static size that is taken apart completely; with `kept` places that are axes of
-    size 1 are taken, too, and the first or the last may be left.
+def _slices(graph: Graph, *, kept: bool = False, least: int = _LEAST) -> Iterator[Slices]:
+    """Every axis of static size that is taken apart completely, into `least` places or more; with
+    `kept` places that are axes of size 1 are taken, too, and the first or the last may be left.
     """
     found: dict[tuple[Value, int], dict[int, Value]] = {}
     for node in graph:
@@ -153,7 +153,7 @@ def _slices(graph: Graph, *, kept: bool = False) -> Iterator[Slices]:
             found.setdefault((source, dim), {}).setdefault(index, item)
     for (source, dim), items in found.items():
         steps = source.shape[dim]
-        if not isinstance(steps, int) or steps < _LEAST:
+        if not isinstance(steps, int) or min(steps, len(items)) < least:
             continue
         # A decay of the first step, or of the last one, may be of nothing that is read.
         whole = [range(steps), *([range(1, steps), range(steps - 1), range(1, steps - 1)] * kept)]
