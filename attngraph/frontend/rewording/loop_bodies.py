@@ -415,10 +415,11 @@ class _Slices(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
-        if not isinstance(node.op, ast.Pow):
-            return node
-        call = ast.Call(self._helper("power", node), [node.left, node.right], [])
-        return ast.copy_location(call, node)
+        for op, name in ((ast.Pow, "power"), (ast.Div, "quotient")):
+            if isinstance(node.op, op):
+                call = ast.Call(self._helper(name, node), [node.left, node.right], [])
+                return ast.copy_location(call, node)
+        return node
 
     def _helper(self, name: str, at: ast.AST) -> ast.expr:
         found = ast.parse(f"{HELPERS}.{name}", mode="eval").body

@@ -318,13 +318,21 @@ class Helpers(Lists, Choices):
         return _extreme(max, torch.maximum, numbers)
 
     @staticmethod
+    def quotient(number: Any, by: Any) -> Any:
+        """Of whole numbers a double, as in Python: `1 - t / n` has all its digits near n."""
+        numbers = [each for each in (number, by) if _is_number(each)]
+        others = [each for each in (number, by) if not isinstance(each, torch.Tensor)]
+        if numbers and len(numbers) + len(others) == 2:
+            number, by = (each.double() if _is_number(each) else each for each in (number, by))
+        return number / by
+
+    @staticmethod
     def power(base: Any, exponent: Any) -> Any:
-        """Of a number to a count of steps, rounded once: `0.9 ** t` is a double in Python."""
+        """Of a number to a count of steps, a double as in Python: `1 - 0.999 ** t` is 0.001."""
         is_count = isinstance(exponent, torch.Tensor) and not exponent.is_floating_point()
         if not is_count or type(base) is not float:
             return base**exponent
-        exact = torch.full((), base, dtype=torch.float64) ** exponent
-        return exact.to(torch.get_default_dtype())
+        return torch.full((), base, dtype=torch.float64) ** exponent
 
 
 @dataclass(frozen=True)
