@@ -273,3 +273,23 @@ class Creeping(nn.Module):
 def test_errors_of_a_kernel_that_add_up_over_the_steps_are_no_fault() -> None:
     module, x = Creeping().eval(), torch.randn(2, 128, WIDTH)
     _is_right(attngraph.optimize(module, (x,)), module, x)
+
+
+class Settling(nn.Module):
+    """Goes through a loop of as many steps in each of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            for _ in range(16):
+                state = state + torch.tanh(x[:, t] - state) / 16
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+def test_a_loop_within_a_step_is_unrolled_there() -> None:
+    module, x = Settling().eval(), torch.randn(2, 16, WIDTH)
+    optimized = attngraph.optimize(module, (x,))
+    ops = _ops(optimized)
+    assert (ops.count("Scan"), ops.count("Tanh")) == (1, 16)
+    _is_right(optimized, module, x)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
+from unittest.mock import patch
 
 import torch
 from torch.utils import _pytree as pytree
@@ -175,6 +176,9 @@ class Helpers(Lists, Choices):
         among what is `held`, which no step changes, is told to the steps by a tensor. Where the
         steps ask `by_first` which one they are, or begin with None, the first one is traced apart.
         """
+        if Lists.steps:  # of fixed numbers of steps, one scan within another takes longer
+            with patch.object(Lists, "steps", frozenset()):
+                return Helpers.run(bounds, body, initial, sequences, wanted, held, by_first)
         steps = Range.of(bounds)
         given, kept = [defined(value) for value in initial], [defined(value) for value in held]
         alone = by_first or any(leaf is None for leaf in pytree.tree_leaves(given))
