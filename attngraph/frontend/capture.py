@@ -47,7 +47,8 @@ from attngraph.frontend.sizes.program_dims import (
 )
 from attngraph.frontend.sizes.suspects import Suspect, unequal
 from attngraph.frontend.sizes.symbols import Symbols
-from attngraph.frontend.tracing.exporting import Subject, Traced, untranslated
+from attngraph.frontend.tracing.exporting import untranslated
+from attngraph.frontend.tracing.traced import Subject, Traced
 from attngraph.frontend.tracing.tracing import trace
 from attngraph.frontend.translation.complex_pairs import take_pairs
 from attngraph.frontend.translation.conditionals import conditional_notes

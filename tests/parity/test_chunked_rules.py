@@ -108,7 +108,7 @@ def test_chunks_are_one_operator_with_its_state(groups: int, is_open: bool) -> N
         _is_right(optimized, module, length)
 
 
-def test_heads_that_share_queries_are_held_apart() -> None:
+def test_a_state_that_shows_in_another_head_is_no_recurrence() -> None:
     module = Leaking(2).eval()
     optimized = _compiled(module, is_open=False)
     assert "attn.linear_attention" not in [node.op for node in optimized.graph]

@@ -295,13 +295,6 @@ class SharedQueries(SegmentSums):
         return q[:, :1].expand_as(q), k[:, :1].expand_as(k), v
 
 
-class LeakingValues(SharedQueries):
-    """Of which one shows in the next."""
-
-    def given(self, o: Tensor) -> Tensor:
-        return (o.mT @ _leaking(HEADS)).mT
-
-
 class SolvedChunks(Layer):
     """A delta rule: what a chunk's tokens take from each other is a triangular system."""
 
@@ -460,7 +453,6 @@ LOOPS: tuple[type[Layer], ...] = (
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
     *(CubicLoop, CubicDeltaLoop, EulerLoop, FeatureEulerLoop, LeakingHeads, LeakingFeatures),
-    LeakingValues,
 )
 CHUNKED = (LateChunks, CubicChunks, ClampedChunks)
 """In which the loop over chunks is none of one recurrence at every length."""

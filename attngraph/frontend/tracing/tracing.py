@@ -35,9 +35,10 @@ from attngraph.frontend.sizes.program_dims import (
     shape_env,
     turning,
 )
-from attngraph.frontend.tracing.exporting import OtherNumbersError, Subject, Traced, export
+from attngraph.frontend.tracing.exporting import OtherNumbersError, export
 from attngraph.frontend.tracing.remedies import Remedies
 from attngraph.frontend.tracing.trace_errors import AtMultiples, Specialised
+from attngraph.frontend.tracing.traced import Subject, Traced
 
 _AGAIN = 3
 """Traces of code that makes numbers of sizes: what is called first may hide what comes after."""
