@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.errors import UsageError
+from attngraph.errors import ParityError, UsageError
+from attngraph.export.parity.budget import FACTOR
 
 pytestmark = pytest.mark.wide
 WIDTH = 4
@@ -293,3 +294,25 @@ def test_a_loop_within_a_step_is_unrolled_there() -> None:
     ops = _ops(optimized)
     assert (ops.count("Scan"), ops.count("Tanh")) == (1, 16)
     _is_right(optimized, module, x)
+
+
+class Remaining(nn.Module):
+    """Divides by how much of its loop remains, a size that no input of a step has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            state = torch.tanh(state + x[:, t])
+            found.append(state / (1 - (t + 1) / (x.shape[1] + 1)))
+        return torch.stack(found, 1)
+
+
+@pytest.mark.defect  # a budget that nothing meets
+def test_what_is_out_of_budget_is_told_though_its_loop_is_not_evaluated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(FACTOR, "fp32", 1e-9)
+    with pytest.raises(ParityError, match="out of its error budget"):
+        attngraph.optimize(
+            Remaining().eval(), (torch.randn(2, 20, WIDTH),), dynamic_shapes=({1: Dim("t")},)
+        )
