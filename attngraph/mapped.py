@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
+import os
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import torch
 
 from attngraph.scratch import scratch_folder
@@ -27,19 +28,10 @@ _PATIENCE = 64 << 20  # bytes that are read before they are released
 _RELEASED = 4 << 20  # bytes of a weight that is worth a look at what is mapped
 _DONTNEED = 4  # of <sys/mman.h>, on Linux
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>, in glibc
-_REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S{3}([sp]) \S+ \S+ (\d+)")
-
-
-@dataclass(frozen=True)
-class _Region:
-    """Addresses that are mapped from one file."""
-
-    start: int
-    end: int
-    shared: bool
-
-    def __contains__(self, address: int) -> bool:
-        return self.start <= address < self.end
+_REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)")
+_HELD = numpy.uint64(0b11 << 62)  # of a page's number: in memory, or swapped out
+_BACKED = numpy.uint64(1 << 61)  # lies in a file, or is shared
+_LOOK = 256 << 20  # bytes whose pages are looked at in one go
 
 
 def are_large(weights: Iterable[torch.Tensor]) -> bool:
@@ -60,7 +52,7 @@ class Spill:
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         self._given = {_storage(data): data for data in weights}
-        self._reader = Reader(self._given.values())
+        self._moved = 0
 
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
         """The same numbers, mapped from a file; the tensor itself where that wouldn't help.
@@ -69,50 +61,93 @@ class Spill:
         """
         if data.is_meta or not data.is_cpu or data.nbytes < _SPILLED:
             return data
-        if _storage(data) in self._given or any(_storage(data) in item for item in _regions()):
+        if _storage(data) in self._given or _is_mapped(_storage(data)):
             return data
         try:
             stored = _in_a_file(data.detach().contiguous())
         except OSError:
             return data
-        self._reader.read(data.nbytes)
+        self._moved += data.nbytes
+        if self._moved >= _PATIENCE:  # which of the weights were read for it isn't known
+            self._moved = 0
+            release(self._given.values())
         return stored
 
 
 class Reader:
     """Releases weights behind a reader, some tens of MiB at a time."""
 
-    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
-        self._weights = list(weights)
-        self._read = 0
+    def __init__(self) -> None:
+        self._read: list[torch.Tensor] = []
+        self._size = 0
 
-    def read(self, size: int) -> None:
-        """Says that `size` more bytes were read."""
-        self._read += size
-        if self._read >= _PATIENCE:
-            self._read = 0
-            release(self._weights)
+    def read(self, weight: torch.Tensor) -> None:
+        """Says that a weight was read."""
+        self._read.append(weight)
+        self._size += weight.nbytes
+        if self._size >= _PATIENCE:
+            release(self._read)
+            self._read, self._size = [], 0
 
 
 def release(weights: Iterable[torch.Tensor]) -> None:
     """Takes the pages of weights that lie in mapped files out of memory; reading brings them back.
 
-    A private mapping that was written to is left alone: what was written would be lost.
+    Weights in other memory are left alone, and so is a private mapping that was written to: what
+    was written would be lost.
     """
-    addresses = sorted({_storage(data) for data in weights if data.is_cpu and not data.is_meta})
-    regions = [
-        item
-        for item in _regions()
-        if bisect_left(addresses, item.start) < bisect_left(addresses, item.end)
-    ]
-    written = _written() if any(not item.shared for item in regions) else set()
-    library = ctypes.CDLL(None)
-    for region in regions:
-        if region.shared or region.start not in written:
-            size = region.end - region.start
-            library.madvise(ctypes.c_void_p(region.start), ctypes.c_size_t(size), _DONTNEED)
-    if regions and hasattr(library, "malloc_trim"):  # freed weights leave holes in glibc's heap
+    library, released = ctypes.CDLL(None), False
+    try:
+        pages = os.open("/proc/self/pagemap", os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        for start, end in _spans(weights):
+            if _is_backed(pages, start, end):
+                size = end - start
+                library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _DONTNEED)
+                released = True
+    finally:
+        os.close(pages)
+    if released and hasattr(library, "malloc_trim"):  # freed weights leave holes in glibc's heap
         library.malloc_trim(0)
+
+
+def _spans(weights: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """The addresses of weights, in whole pages, sorted and joined."""
+    spans: list[tuple[int, int]] = []
+    for data in weights:
+        if not data.is_cpu or data.is_meta or not data.numel():
+            continue
+        strides = zip(data.shape, data.stride(), strict=True)
+        items = 1 + sum((size - 1) * stride for size, stride in strides)
+        start = data.data_ptr()
+        end = start + items * data.element_size()
+        spans.append((start - start % mmap.PAGESIZE, end + -end % mmap.PAGESIZE))
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _is_backed(pages: int, start: int, end: int) -> bool:
+    """Whether all that the system holds of these pages lies in files (or is shared) as well.
+
+    `pages` is /proc/self/pagemap, which has a number of 64 bits for each page. /proc/self/smaps
+    says the same, and looks at every page of the process for it.
+    """
+    for part in range(start, end, _LOOK):
+        count = (min(part + _LOOK, end) - part) // mmap.PAGESIZE
+        held = os.pread(pages, 8 * count, 8 * (part // mmap.PAGESIZE))
+        if len(held) < 8 * count:
+            return False
+        entries = numpy.frombuffer(held, numpy.uint64)
+        if bool(((entries & _HELD != 0) & (entries & _BACKED == 0)).any()):
+            return False
+    return True
 
 
 def release_read(data: torch.Tensor) -> None:
@@ -163,24 +198,13 @@ def _storage(data: torch.Tensor) -> int:
     return data.untyped_storage().data_ptr()
 
 
-def _regions() -> Iterator[_Region]:
-    """What is mapped from files."""
+def _is_mapped(address: int) -> bool:
+    """Whether an address is mapped from a file."""
     try:
         text = Path("/proc/self/maps").read_text()
     except OSError:
-        return
-    for found in _REGION.finditer(text):
-        start, end, kind, inode = found.groups()
-        if inode != "0":
-            yield _Region(int(start, 16), int(end, 16), kind == "s")
-
-
-def _written() -> set[int]:
-    """Where the regions start that have pages of their own."""
-    written, start = set(), 0
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if found := _REGION.match(line):
-            start = int(found[1], 16)
-        elif line.startswith("Anonymous:") and line.split()[1] != "0":
-            written.add(start)
-    return written
+        return False
+    regions = (found.groups() for found in _REGION.finditer(text))
+    return any(
+        int(start, 16) <= address < int(end, 16) for start, end, inode in regions if inode != "0"
+    )

@@ -155,7 +155,7 @@ def _placed(weights: list[ir.Value], location: str) -> list[ir.ExternalTensor]:
 def _write_weights(
     file: BinaryIO, weights: list[ir.Value], placed: list[ir.ExternalTensor]
 ) -> None:
-    reader = _reader(weights)
+    reader = Reader()
     for value, place in zip(weights, placed, strict=True):
         file.seek(place.offset or 0)
         _write(file, value, reader)
@@ -166,7 +166,7 @@ def _write_whole(file: BinaryIO, model: onnx.ModelProto, weights: list[ir.Value]
 
     `model` says of each weight that it is in another file.
     """
-    reader = _reader(weights)
+    reader = Reader()
     by_name = {str(value.name): value for value in weights}
     inline = [each for each in model.graph.initializer if each.name not in by_name]
     entries = []
@@ -200,11 +200,6 @@ def _varint(number: int) -> bytes:
     return bytes([*encoded, number])
 
 
-def _reader(weights: list[ir.Value]) -> Reader:
-    raws = [getattr(value.const_value, "raw", None) for value in weights]
-    return Reader(raw for raw in raws if isinstance(raw, torch.Tensor))
-
-
 def _write(file: BinaryIO, value: ir.Value, reader: Reader) -> None:
     tensor = value.const_value
     assert tensor is not None
@@ -212,9 +207,9 @@ def _write(file: BinaryIO, value: ir.Value, reader: Reader) -> None:
     if isinstance(raw, torch.Tensor) and raw.nbytes == tensor.nbytes:
         for part in _parts(raw.detach()):
             file.write(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        reader.read(raw)
     else:
         file.write(tensor.tobytes())
-    reader.read(tensor.nbytes)
 
 
 def _parts(data: torch.Tensor) -> Iterator[torch.Tensor]:

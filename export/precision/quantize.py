@@ -171,14 +171,14 @@ def quantise(
     total, linears = linears_of(graph, frozenset() if rounding is None else rounding.keep)
     found = Quantised(weights, total=total, bound=error_bound(bits))
     found.activations = None if rounding is None else rounding.activations
-    reader = Reader([value.data for value in linears if value.data is not None])
+    reader = Reader()
     builder, known = Builder(graph), Intervals()
     for value, nodes in linears.items():
         data = value.data
         assert data is not None
         held = chosen.get(value.name) or stored(data.detach(), bits, rounding)
         form, codes, scales, error = held
-        reader.read(data.nbytes)
+        reader.read(data)
         limit = error_bound(bits, data.shape[1] if form == ROWS else BLOCK)
         if not error <= limit:
             found.kept.append(_too_far(f"The weight {value.name}", found, error, limit))

@@ -28,7 +28,7 @@ def _mapped_kib() -> int:
 
 
 def _in_a_file(data: torch.Tensor) -> bool:
-    return any(mapped._storage(data) in region for region in mapped._regions())
+    return mapped._is_mapped(data.data_ptr())
 
 
 @pytest.fixture
@@ -53,13 +53,36 @@ def test_what_was_written_to_a_private_mapping_is_not_lost(weight: torch.Tensor)
     assert int(weight[7]) == -1
 
 
-def test_a_reader_releases_by_turns(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, before = Reader([weight]), _mapped_kib()
+def test_memory_that_no_file_backs_keeps_its_numbers(weight: torch.Tensor) -> None:
+    """Also beside one that a file backs, and behind what is too much for one look."""
+    own = torch.arange(MEBIBYTE)
+    release([own, own.view(1024, 1024).t()[3:], weight, torch.ones(0), torch.tensor(1)])
+    assert torch.equal(own, torch.arange(MEBIBYTE))
+
+
+def test_a_page_is_found_in_each_look(
+    weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "_LOOK", MEBIBYTE)
+    weight[-1] = -1
+    release([weight])
+    assert int(weight[-1]) == -1
+
+
+def test_a_weight_alone_leaves_memory_and_not_its_neighbours(weight: torch.Tensor) -> None:
+    before = _mapped_kib()
     weight.sum()
-    reader.read(weight.nbytes)
+    release([weight[: MEBIBYTE // 2]])
+    assert 12 << 10 < _mapped_kib() - before + 512 < 13 << 10
+
+
+def test_a_reader_releases_by_turns(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, before = Reader(), _mapped_kib()
+    weight.sum()
+    reader.read(weight)
     assert _mapped_kib() - before > _MOST
     monkeypatch.setattr(mapped, "_PATIENCE", weight.nbytes)
-    reader.read(1)
+    reader.read(weight[:1])
     assert _mapped_kib() - before < _LITTLE
 
 
