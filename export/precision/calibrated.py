@@ -39,6 +39,8 @@ _DAMPING_ON_SAMPLES = 0.2
 _FARTHER = 1.25
 _COLUMNS = 128
 """Columns that are rounded before those behind them are corrected, all at once."""
+_CHUNK = 4 << 20
+"""Elements whose codes are chosen at once: each goes through all columns, one by one."""
 _GAIN = 0.999
 """Of what a row loses with the nearest codes; sums in float32 are more exact than that."""
 _WIDEST = 1 << 14
@@ -120,7 +122,7 @@ def improved(
     upper, order = factor
     back = order.argsort()
     codes, lost, norm = plain.codes.clone(), 0.0, 0.0
-    for part in chunks(*data.shape):
+    for part in chunks(*data.shape, _CHUNK):
         exact, steps = data[part].cpu().float(), _steps(plain, part, width)
         near = _integers(plain, part, bits, width)
         free = _rounded(exact[:, order], steps[:, order], upper, _span(plain, bits))[:, back]

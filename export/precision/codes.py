@@ -11,7 +11,9 @@ from attngraph.dialect.quantized import BLOCK, LEVELS, dequantized, in_bytes
 
 _DIVISORS = {8: (127.0,), 4: (7.0, -8.0, -8.5)}
 """Of the largest element, for the step; the first has room for it on both sides of zero."""
-_CHUNK = 4 << 20  # elements that are quantised at once
+_CHUNK = 1 << 18
+"""Elements that are quantised at once: what is computed of them stays in a CPU's cache, and in
+memory that the process has (more of them at once take twice to four times as long)."""
 
 
 def error_bound(bits: int, width: int = BLOCK) -> float:
@@ -86,21 +88,20 @@ def _rounded(split: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torch.
     middle, last = 1 << (bits - 1), (1 << bits) - 1
     top = _largest(split)
 
-    def by(divisor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def by(divisor: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         steps = ((top.abs() if divisor > 0 else top) / divisor).to(dtype).float()
-        near = torch.where(steps != 0, split / steps, 0.0).round_().add_(middle)
-        return near.clamp_(0, last).nan_to_num_(middle), steps
-
-    def missed(near: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        return ((near - middle) * steps - split).square_().sum(-1, keepdim=True)
+        near = split / torch.where(steps != 0, steps, math.inf)
+        near.round_().add_(middle).clamp_(0, last).nan_to_num_(middle)
+        missed = (near - middle).mul_(steps).sub_(split).square_().sum(-1, keepdim=True)
+        return near, steps, missed
 
     first, *others = _DIVISORS[bits]
     best = by(first)
     for divisor in others:
         tried = by(divisor)
-        better = missed(*tried) < missed(*best)
-        best = torch.where(better, tried[0], best[0]), torch.where(better, tried[1], best[1])
-    return best
+        better = tried[-1] < best[-1]
+        best = tuple(torch.where(better, *pair) for pair in zip(tried, best, strict=True))
+    return best[:2]
 
 
 def _largest(split: torch.Tensor) -> torch.Tensor:
@@ -110,8 +111,8 @@ def _largest(split: torch.Tensor) -> torch.Tensor:
     return split.gather(-1, split.abs().argmax(-1, keepdim=True))
 
 
-def chunks(count: int, width: int) -> Iterator[slice]:
-    """Slices of the rows of a matrix, each of some million elements."""
-    step = max(1, _CHUNK // width)
+def chunks(count: int, width: int, most: int = _CHUNK) -> Iterator[slice]:
+    """Slices of the rows of a matrix, each of at most so many elements, or one row."""
+    step = max(1, most // width)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
