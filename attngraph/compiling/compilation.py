@@ -24,7 +24,7 @@ from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.precision_search import in_half
 from attngraph.compiling.provenance import Provenance
 from attngraph.compiling.quantizing import Quantizing
-from attngraph.errors import IRError, ParityError
+from attngraph.errors import ParityError
 from attngraph.export.files.save import in_one_file
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision
@@ -306,12 +306,9 @@ class Compilation:
             optimized = self._build(self.graph)
         inputs = self.check.worst_inputs(parity)
         rows = self.check.padding.rows(inputs)
-        try:
-            culprit = trace_differs(self.check, self.pristine) or blame(
-                self.pristine, self.passes, self.graph, optimized, inputs, rows
-            )
-        except IRError as error:  # as of a loop whose body reads a size that only its graph has
-            culprit = f"What is the first to diverge can't be told: {error}"
+        culprit = trace_differs(self.check, self.pristine) or blame(
+            self.pristine, self.passes, self.graph, optimized, inputs, rows
+        )
         return ParityError(
             f"The optimised {self.model.source} is out of its error budget: {parity}. "
             f"{' '.join([culprit, *self.assumed, *of_hidden_rows(parity)])} Nothing was written."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attngraph.ir import Builder, Dim, Graph, Node, Value
+from attngraph.ir.body_sizes import give_sizes
 from attngraph.ir.clone import extract
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
@@ -61,12 +62,14 @@ class ScanParts:
         leaves, _ = backward_slice(roots, {*states, *stacked, *self.fixed}.__contains__)
         items = [item for item in stacked if item in leaves] or list(stacked)[:1]
         fixed = [value for value in self.fixed if value in leaves]
+        body = extract(self.body, [*states, *items, *fixed], roots)
         return build.node(
             "attn.scan",
             *(self.initial[state] for state in states),
             *(stacked[item] for item in items),
             *(self.fixed[value] for value in fixed),
-            body=extract(self.body, [*states, *items, *fixed], roots),
+            *give_sizes(body, build),
+            body=body,
             carried=len(states),
             scanned=len(items),
         )

@@ -13,6 +13,8 @@ from attngraph.frontend.sizes.symbols import Symbols
 from attngraph.frontend.translation.functional import Functional, functional_body
 from attngraph.frontend.translation.inline import BODY
 from attngraph.frontend.translation.translate import Translator
+from attngraph.ir.body_sizes import give_sizes
+from attngraph.ir.builder import Builder
 from attngraph.ir.graph import Value
 from attngraph.ir.printer import used_dims
 
@@ -44,9 +46,10 @@ class LoopTranslator(Translator):
         lifted = [
             self.graph.add_constant(f"{node.name}.{name}", data) for name, data in body.lifted
         ]
+        sizes = give_sizes(body.graph, Builder(self.graph, loc=self._locator.of(node)))
         created = self.graph.create(
             "attn.scan",
-            [*initial, *sequences, *given, *lifted],
+            [*initial, *sequences, *given, *lifted, *sizes],
             {
                 "body": body.graph,
                 "carried": len(initial),

@@ -1,0 +1,88 @@
+"""A loop's body can be evaluated on its inputs, also where it reads a size that none of them has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.frontend.capture import capture
+from attngraph.ir import Builder, interpret, verify
+from attngraph.ir.body_sizes import give_sizes, missing_sizes
+from attngraph.ir.ops import attribute
+from attngraph.ir.parser import parse
+
+BODY = """graph @step {
+  dim n = 3 in 1..64
+  dim m = 2 in 1..64
+  input %x : f32[m, 4]
+  %y = aten.full() {size = [n, 4], fill_value = 1.0}
+  %z = aten.cat(%y, %x)
+  %w = aten.mul.Scalar(%z) {other = n}
+  return %w
+}
+"""
+AROUND = """graph @main {
+  dim n = 3 in 1..64
+  input %x : f32[n, 4]
+  return %x
+}
+"""
+
+
+def test_sizes_that_no_input_has_are_missing() -> None:
+    body = parse(BODY)
+    assert missing_sizes(body) == ["n"]
+    (given,) = give_sizes(body, Builder(parse(AROUND)))
+    assert str(given.type) == "f32[n, 0]"
+    assert missing_sizes(body) == []
+    verify(body)
+    (result,) = interpret(body, (torch.ones(2, 4), torch.ones(3, 0)))
+    assert torch.equal(result, torch.full((5, 4), 3.0))
+
+
+class Remaining(nn.Module):
+    """Its steps read how many there are, which no row of x says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            state = torch.tanh(state + x[:, t])
+            found.append(state / (1 - (t + 1) / (x.shape[1] + 1)))
+        return torch.stack(found, 1)
+
+
+class Repeated(nn.Module):
+    """Repeats its state for each row of a memory, within a loop in a loop."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            seen = state.unsqueeze(1).repeat(1, memory.shape[1], 1)
+            state = torch.tanh(seen.mean(1) / memory.shape[1] + x[:, t])
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("kind", [Remaining, Repeated])
+def test_a_graph_with_such_a_loop_is_evaluated_before_and_behind_the_passes(
+    kind: type[nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    module, steps, rows = kind().eval(), Dim("steps"), Dim("rows")
+    given = [torch.randn(2, 20, 4), torch.randn(2, 9, 4)]
+    others = [torch.randn(2, 7, 4), torch.randn(2, 13, 4)]
+    count = 1 if kind is Remaining else 2
+    dims = ({1: steps}, {1: rows})[:count]
+    captured = capture(module, tuple(given[:count]), dynamic_shapes=dims)
+    (loop,) = (node for node in captured.graph if node.op == "attn.scan")
+    assert missing_sizes(attribute(loop, "body")) == []
+    optimized = attngraph.optimize(module, tuple(given[:count]), dynamic_shapes=dims)
+    expected = module(*others[:count])
+    for graph in (captured.graph, optimized.graph):
+        verify(graph)
+        (found,) = interpret(graph, others[:count])
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(optimized(*others[:count]), expected)
