@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.torch_version import TorchVersion
 from transformers import T5Config, T5EncoderModel
 
 from attngraph.compiling.compiler import Model, analyse
@@ -160,16 +159,6 @@ POSITIONS = {
 }
 
 
-_OLD = TorchVersion(torch.__version__) < "2.12"
-_SLICES_BY_TENSORS = ("slices", "relative, of the first DeBERTa")
-
-
-def _named(names: Iterable[str]) -> list[Any]:
-    reason = "torch 2.11 can't trace a slice whose bounds are tensors"
-    skip = pytest.mark.skipif(_OLD, reason=reason)
-    return [pytest.param(n, marks=[skip] if n in _SLICES_BY_TENSORS else []) for n in names]
-
-
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_the_buckets_of_t5_are_computed_once_or_never(dynamic: bool) -> None:
     dims: Any = ({0: Dim("batch", max=8), 1: Dim("seq", max=64)},) if dynamic else None
@@ -186,7 +175,7 @@ def _stack(name: str, layers: int, dims: Any) -> Graph:
     return analyse(Model(module, None, (torch.randn(3, 9, WIDTH),), {}, dims))[0]
 
 
-@pytest.mark.parametrize("name", _named(ATTENDS))
+@pytest.mark.parametrize("name", ATTENDS)
 def test_what_each_layer_builds_is_built_once(name: str) -> None:
     dims: Any = ({0: Dim("batch", max=8), 1: Dim("seq", max=64)},)
     graphs = [_stack(name, layers, dims) for layers in (1, 2)]
@@ -200,7 +189,7 @@ def test_with_static_lengths_nothing_is_built(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attribute")  # longrope keeps its two tables
-@pytest.mark.parametrize("name", _named(POSITIONS))
+@pytest.mark.parametrize("name", POSITIONS)
 def test_positions_of_transformers_are_built_once(name: str) -> None:
     row, attention, options = POSITIONS[name]
     row = f"{row} {options} dims=batch,seq"

@@ -1,4 +1,4 @@
-"""A loop's body can be evaluated on its inputs, also where it reads a size that none of them has."""
+"""A loop's body is evaluated on its inputs, also where it reads a size that none of them has."""
 
 from __future__ import annotations
 
