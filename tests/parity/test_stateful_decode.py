@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +34,18 @@ STEPS_DIFFER = {"Zamba2", "NemotronH"}
 LOOPS = {"Mamba", "MiniMax", "RecurrentGemma"}  # over tokens, or chunks that are not padded
 CHEAP = ("Lfm2", "Mamba")
 STATES_ALONE = ("Mamba", "FalconMamba", "Mamba2")
-NAMES = [
-    pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow, id=name) for name in WORKING
-]
+ONE_OPERATOR = {"Mamba2": 1, "Qwen3Next": 1, "Qwen3_5": 1, "OlmoHybrid": 1, "FalconH1": 2}
+ONE_OPERATOR |= {"Bamba": 1, "GraniteMoeHybrid": 1, "KimiLinear": 1, "Zamba2": 2, "NemotronH": 1}
+
+
+def _named(names: Iterable[str], cheap: Collection[str]) -> list[Any]:
+    return [
+        pytest.param(name, marks=() if name in cheap else pytest.mark.slow, id=name)
+        for name in names
+    ]
+
+
+NAMES = _named(WORKING, CHEAP)
 
 
 @functools.cache
@@ -82,6 +92,15 @@ def test_tokens_are_those_without_a_cache(name: str, tmp_path: Path) -> None:
                 padded = decoder.generate(ids, 3, mask)
                 assert torch.equal(padded, greedy(module, ids, mask, 3)), length
                 assert torch.equal(padded, loaded.generate(ids, 3, mask))
+
+
+@pytest.mark.parametrize("name", _named(ONE_OPERATOR, ("Mamba2", "Qwen3Next")))
+def test_a_recurrence_of_outer_products_is_one_operator(name: str) -> None:
+    """However a layer is traced: whole, in chunks, or as a loop over its steps."""
+    _, decoder = compiled(name)
+    assert decoder.optimized is not None
+    ops = [node.op_type for node in decoder.optimized.model.graph.all_nodes()]
+    assert (ops.count("LinearAttention"), ops.count("Scan")) == (ONE_OPERATOR[name], 0)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -164,15 +164,16 @@ def _reduces(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _Along(Rule):
-    """Works along the axes that `dim` names, the same in all operands; the others pass.
+    """Works along the axes that the attribute `name` has, the same in all operands; others pass.
 
     `removes` says whether the results lack these axes.
     """
 
     removes: Callable[[Node], bool] = _keeps
+    name: str = "dim"
 
     def _dims(self, node: Node) -> list[int]:
-        dims = attribute(node, "dim")
+        dims = attribute(node, self.name)
         return [dims] if isinstance(dims, int) else list(dims or [])
 
     def tracks(self, node: Node) -> Sequence[Track] | None:
@@ -194,9 +195,9 @@ class _Along(Rule):
         from_end = [rank - dim % rank for dim in dims]
         whole = max(rank, place) + 1  # a value of a lower rank has dims of size 1 in front
         moved = [whole - count - (count > place) for count in from_end]
-        dim = moved[0] if isinstance(attribute(node, "dim"), int) else moved
+        dim = moved[0] if isinstance(attribute(node, self.name), int) else moved
         gone = sum(count <= place for count in from_end) if self.removes(node) else 0
-        return Batched(node.op, {**node.attrs, "dim": dim}, place - gone)
+        return Batched(node.op, {**node.attrs, self.name: dim}, place - gone)
 
 
 class _Product(Rule):
@@ -409,6 +410,22 @@ class _Expand(Rule):
         return node.op, {**node.attrs, "size": [*lead, *node.output.shape[len(lead) :]]}
 
 
+class _Repeat(Rule):
+    """Axes that are repeated once pass; there may be new ones in front."""
+
+    def tracks(self, node: Node) -> Sequence[Track]:
+        times = attribute(node, "repeats")
+        new = len(times) - _rank(node.inputs[0])
+        return [tuple(at if times[at] == 1 else None for at in range(new, len(times)))]
+
+    def batched(self, node: Node, behind: Behind, size: Dim) -> Batched | None:
+        place, times = behind[0], list(attribute(node, "repeats"))
+        if place is None or place > len(times):
+            return None
+        at = len(times) - place
+        return Batched(node.op, {**node.attrs, "repeats": [*times[:at], 1, *times[at:]]}, place)
+
+
 def _normalised(node: Node) -> int:
     return len(attribute(node, "normalized_shape"))
 
@@ -421,7 +438,8 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Aligned(_one, any_rank=False), "attn.rotary"),
     (_Along(), "aten.softmax.int aten._softmax aten.log_softmax.int aten.cumsum aten.cat aten.glu"),
     (_Along(), "aten.slice.Tensor aten.split.Tensor aten.split_with_sizes aten.chunk"),
-    (_Along(), "aten.slice_scatter"),
+    (_Along(), "aten.slice_scatter aten.repeat_interleave.self_int"),
+    (_Along(name="dims"), "aten.flip aten.roll"),
     (_Along(_removes), "aten.select.int aten.unbind.int"),
     (_Along(_reduces), "aten.mean.dim aten.sum.dim_IntList aten.amax aten.amin aten.prod.dim_int"),
     (_Along(_reduces), "aten.linalg_vector_norm aten.logsumexp aten.any.dim aten.all.dim"),
@@ -435,6 +453,7 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_SelectScatter(), "aten.select_scatter"),
     (_Permute(), " ".join(PERMUTE)),
     (_Expand(), "aten.expand"),
+    (_Repeat(), "aten.repeat"),
     (_Reshape(), " ".join(RESHAPE)),
 )
 _RULES: Mapping[str, Rule] = {op: rule for rule, ops in _KINDS for op in ops.split()}

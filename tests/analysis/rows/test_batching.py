@@ -49,6 +49,14 @@ SAMPLES: list[tuple[Any, ...]] = [
     ("aten.split.Tensor", {"split_size": 2, "dim": -1}, _X),
     ("aten.split_with_sizes", {"split_sizes": [1, 2], "dim": 1}, _X),
     ("aten.chunk", {"chunks": 2, "dim": 2}, _X),
+    ("aten.repeat_interleave.self_int", {"repeats": 2, "dim": 1}, _X),
+    ("aten.repeat_interleave.self_int", {"repeats": 3, "dim": -1}, _X),
+    ("aten.repeat_interleave.self_int", {"repeats": 2}, _X),
+    ("aten.flip", {"dims": [0, -1]}, _X),
+    ("aten.roll", {"shifts": [1, 2], "dims": [1, -1]}, _X),
+    ("aten.roll", {"shifts": [1]}, _X),
+    ("aten.repeat", {"repeats": [1, 2, 1]}, _X),
+    ("aten.repeat", {"repeats": [2, 1, 1]}, (3, 4)),
     ("aten.select.int", {"dim": 1, "index": 2}, _X),
     ("aten.select.int", {"dim": -1, "index": -1}, _X),
     ("aten.unbind.int", {"dim": 1}, _X),
@@ -124,7 +132,11 @@ SAMPLES: list[tuple[Any, ...]] = [
     ("aten.view_as", {}, _X, (6, 4)),
     ("aten.reshape_as", {}, _X, (2, 12)),
 ]
-_ALL_SUMMED = ("aten.amin", {"dim": []}, _X)
+_OVER_ALL = (
+    ("aten.amin", {"dim": []}, _X),
+    ("aten.repeat_interleave.self_int", {"repeats": 2}, _X),
+    ("aten.roll", {"shifts": [1]}, _X),
+)
 _FIXED_RANK = ("attn.rotary", "attn.skip_layer_norm", "attn.skip_rms_norm")
 Tensors = Sequence[torch.Tensor]
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=str)
@@ -208,7 +220,7 @@ def test_a_new_axis_gives_what_its_indices_give_one_by_one(sample: tuple[Any, ..
         single = [_run(node.op, node.attrs, each) for each in zip(*columns, strict=True)]
         wanted = [torch.stack(r, r[0].dim() - found.behind) for r in zip(*single, strict=True)]
         _equal(_run(found.op, found.attrs, stacked), wanted)
-    assert (tried == 0) == (node.op in _FIXED_RANK or sample == _ALL_SUMMED)
+    assert (tried == 0) == (node.op in _FIXED_RANK or sample in _OVER_ALL)
 
 
 def _drawn_like(operand: torch.Tensor) -> torch.Tensor:
@@ -230,7 +242,7 @@ def test_a_new_axis_in_front_has_a_rule(sample: tuple[Any, ...]) -> None:
     longer = ("aten.matmul", {}, (3, 4), (2, 4, 6))
     needs_both = node.op == "aten.select_scatter"  # the second operand lacks an axis
     assert (batched(node, behind, _NEW) is None) == (
-        needs_both or node.op in _FIXED_RANK or sample in (_ALL_SUMMED, longer)
+        needs_both or node.op in _FIXED_RANK or sample in (*_OVER_ALL, longer)
     )
 
 
