@@ -122,7 +122,7 @@ def improved(
     upper, order = factor
     back = order.argsort()
     codes, lost, norm = plain.codes.clone(), 0.0, 0.0
-    for part in chunks(*data.shape, _CHUNK):
+    for part in chunks(len(data), width, _CHUNK):
         exact, steps = data[part].cpu().float(), _steps(plain, part, width)
         near = _integers(plain, part, bits, width)
         free = _rounded(exact[:, order], steps[:, order], upper, _span(plain, bits))[:, back]

@@ -96,12 +96,13 @@ def _rounded(split: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torch.
         return near, steps, missed
 
     first, *others = _DIVISORS[bits]
-    best = by(first)
+    near, steps, least = by(first)
     for divisor in others:
         tried = by(divisor)
-        better = tried[-1] < best[-1]
-        best = tuple(torch.where(better, *pair) for pair in zip(tried, best, strict=True))
-    return best[:2]
+        better = tried[-1] < least
+        pairs = zip(tried, (near, steps, least), strict=True)
+        near, steps, least = (torch.where(better, *pair) for pair in pairs)
+    return near, steps
 
 
 def _largest(split: torch.Tensor) -> torch.Tensor:

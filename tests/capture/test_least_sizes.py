@@ -12,6 +12,8 @@ from torch.export import Dim
 
 from attngraph import optimize
 from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.capture import capture
+from attngraph.ir import interpret
 
 pytestmark = pytest.mark.wide
 
@@ -163,3 +165,24 @@ def test_a_part_is_as_long_as_the_axis_lets_it_be(model: nn.Module, sample: int)
     for length in (1, 2, 3, 4, 5, 6, 30):
         x = torch.randn(3, length, 4)
         torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+class Lags(nn.Module):
+    """Weights each row and the three before it, which lie as one view of overlapping rows."""
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        rows = nn.functional.pad(x.mT, (3, 0)).unfold(-1, 4, 1).flip(-1)
+        return (rows.transpose(1, 2) * weights.unsqueeze(2)).sum(-1)
+
+
+@pytest.mark.parametrize("rows", [3, 7])
+def test_how_a_sample_lies_in_memory_ends_no_dim(rows: int) -> None:
+    """torch orders equal strides by their sizes: of 3 rows and 4 lags, the lags are first."""
+    module, dims = Lags().eval(), {0: Dim("batch"), 1: Dim("rows")}
+    inputs = torch.randn(2, rows, 5), torch.randn(2, rows, 4)
+    captured = capture(module, inputs, dynamic_shapes=(dims, dims))
+    assert captured.notes == ()
+    assert [(dim.low, dim.high) for dim in captured.graph.dims.values()] == [(1, None)] * 2
+    for count in (1, 2, 3, 4, 9):
+        other = torch.randn(3, count, 5), torch.randn(3, count, 4)
+        torch.testing.assert_close(interpret(captured.graph, other)[0], module(*other))

@@ -24,8 +24,6 @@ from tests.models.kit import VOCABULARY
 from tests.placement.tool import Tool
 
 TARGET = parse_target("cuda:sm80")
-COPIES = 4
-"""Lengths and positions are numbers computed on the CPU, and copied once for all layers."""
 
 
 @pytest.mark.slow
@@ -61,4 +59,5 @@ def test_attention_is_on_cuda(
     said = placement(tmp_path / "model.onnx", "--sm", str(TARGET.sm))
     assert [node["ep"] for node in said["attention"]] == ["CUDAExecutionProvider"] * layers
     assert said["decomposed_attention"] == 0
-    assert said["memcpy"] == COPIES, said["off_cuda"]
+    # What is computed of lengths on the CPU is wanted there: nothing is copied between the two.
+    assert said["memcpy"] == 0, said["off_cuda"]

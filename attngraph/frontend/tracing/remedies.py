@@ -15,6 +15,7 @@ from attngraph.frontend.rewording.contiguity import excludes_a_size, undecided_c
 from attngraph.frontend.rewording.counted_bins import counted_bins
 from attngraph.frontend.tracing.trace_errors import raises_itself
 
+Remedy = Callable[[], AbstractContextManager[None]]
 _FIXES = "your code specialized it to be a constant"
 
 
@@ -45,7 +46,7 @@ def _as_in_a_run() -> Iterator[None]:
         yield
 
 
-_REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
+_REMEDIES: Mapping[Remedy, Callable[[str], bool]] = {
     decided_comparisons: wants_bool,
     undecided_contiguity: excludes_a_size,
     _compiled_anew: lambda message: excludes_a_size(message) or _FIXES in message,
@@ -58,7 +59,7 @@ _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], b
 class Remedies:
     """Those that the traces of one model have `taken`, each once and for all that come after."""
 
-    taken: list[Callable[[], AbstractContextManager[None]]] = field(default_factory=list)
+    taken: list[Remedy] = field(default_factory=list)
 
     def take(self, error: Exception) -> bool:
         """Takes all that may help against an error; whether there are any."""
@@ -68,3 +69,17 @@ class Remedies:
         new = [cure for cure in found if cure not in self.taken]
         self.taken += new
         return bool(new)
+
+    @contextmanager
+    def also(
+        self, cure: Callable[[], AbstractContextManager[None]]
+    ) -> Iterator[Callable[[], None]]:
+        """Takes one within; afterwards it stays taken if what it gives was called."""
+        before = [*self.taken]
+        stays: list[bool] = []
+        self.taken = list(dict.fromkeys([*before, cure]))
+        try:
+            yield lambda: stays.append(True)
+        finally:
+            if not stays:
+                self.taken = before

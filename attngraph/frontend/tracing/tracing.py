@@ -11,6 +11,7 @@ import sympy
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.interface.shapes import Request
+from attngraph.frontend.rewording.contiguity import undecided_contiguity
 from attngraph.frontend.rewording.numbers import Numbers, loops_of
 from attngraph.frontend.rewording.resampled import (
     BY_A_FEW,
@@ -61,6 +62,7 @@ def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
         if hurried is not None:
             best = hurried if best is None else _better(best, hurried)
     assert best is not None
+    best = _whatever_the_strides(best, subject, numbers, remedies)
     if elsewhere:
         numbers = replace(numbers, rounded=None)
         best = _opened(best, subject, replace(numbers, opened=True), remedies)
@@ -69,6 +71,24 @@ def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
     if isinstance(best, Traced):
         return best
     raise best
+
+
+def _whatever_the_strides(
+    best: Traced | CaptureError, subject: Subject, numbers: Numbers, remedies: Remedies
+) -> Traced | CaptureError:
+    """Of a trace that ends at the sample's size, one that asks nothing of strides, if that is why.
+
+    torch asks how a result lies in memory, as of `x.unfold(1, 4, 1).flip(-1)`, and the order of the
+    sample's strides stays as a condition on its sizes. One ends there: x has no more than 3 rows.
+    """
+    if not isinstance(best, Traced) or not bounded(best.program, best.asked):
+        return best
+    with remedies.also(undecided_contiguity) as kept, suppress(CaptureError):
+        found = export(subject, numbers, (), remedies)
+        if _better(best, found) is found:
+            kept()
+            return found
+    return best
 
 
 def _opened(
