@@ -50,7 +50,9 @@ class FuseLinearAttention:
         if checked.allows(_REASSOCIATES):
             for dim in dims_of_tokens(graph):
                 remarks += _fuse_along(graph, checked, Tokens(dim))
-        return [*remarks, *checked.remarks]
+        # One that was read again, along another dim of the same size, is told once.
+        kept = {value.name for node in graph for value in node.outputs}
+        return [*(each for each in remarks if each.node in kept), *checked.remarks]
 
 
 def _fuse_along(graph: Graph, checked: Checked, tokens: Tokens) -> list[Remark]:

@@ -201,3 +201,15 @@ def test_heads_that_are_added_up_are_no_steps() -> None:
 
     optimized = attngraph.optimize(Heads(), (torch.randn(2, 9, 4), torch.randn(2, 9, 4)))
     assert not [note for note in optimized.report.notes if "unrolled" in note]
+
+
+def test_a_recurrence_is_told_once() -> None:
+    """24 steps are tokens along the axis of tokens and along that of the loop, whose size is 24."""
+    from transformers import MambaConfig, MambaModel
+
+    config = MambaConfig(vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=2)
+    torch.manual_seed(0)
+    module, ids = MambaModel(config).eval(), torch.randint(32, (1, 24))
+    report = attngraph.optimize(module, (ids,), kwargs={"use_cache": False}).report
+    assert [site.module for site in report.sites] == ["layers.0.mixer", "layers.1.mixer"]
+    assert {site.code for site in report.sites} == {"recurrence"}
