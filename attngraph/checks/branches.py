@@ -63,8 +63,9 @@ def settled(
     if not places:
         return replace(captured, notes=(*captured.notes, *_assertions(captured))), check
     first = tuple(captured.branches[place] for place in places)
-    ways = sorted(itertools.product((True, False), repeat=len(places)), key=lambda w: w != first)
-    for way in ways if len(places) <= _MOST else ():
+    few = len(places) if len(places) <= _MOST else 0
+    ways = sorted(itertools.product((True, False), repeat=few), key=lambda way: way != first)
+    for way in ways if few else ():
         with contextlib.suppress(UsageError, CaptureError):  # a side that can't be had
             if way != first:
                 captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)

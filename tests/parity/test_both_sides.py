@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -316,3 +318,16 @@ def test_sides_that_no_graph_can_have_are_refused(module: nn.Module, said: str) 
     with pytest.raises(CaptureError, match=said) as refused:
         attngraph.optimize(module, (X,))
     assert "test_both_sides.py" in str(refused.value)
+
+
+def test_many_branches_in_a_row_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 30 there are 2 ** 30 ways, which no list holds."""
+    lines = [f"        x = x - {at} if x.mean() > {at} else x * {at + 2}" for at in range(30)]
+    head = ["import torch", "class Many(torch.nn.Module):", "    def forward(self, x):"]
+    (tmp_path / "many_branches.py").write_text("\n".join([*head, *lines, "        return x"]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("many_branches").Many()
+    with pytest.raises(CaptureError, match="too many ways"):
+        attngraph.optimize(module, (X,))

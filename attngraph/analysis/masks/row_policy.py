@@ -97,9 +97,10 @@ def rows(atoms: int, unknown: int, dtype: torch.dtype) -> Rows | None:
     """Rows of every kind, for so many predicates and biases; None where they are too many."""
     lowest = torch.finfo(dtype).min
     numbers = (0.0, max(-1e4, lowest), max(-1e9, lowest), lowest, -math.inf)
-    kinds = list(itertools.product(*[(True, False)] * atoms, *[numbers] * unknown))
-    if sum(math.comb(len(kinds), count) for count in range(1, _KINDS + 1)) > _MOST_ROWS:
+    count_of_kinds = 2**atoms * len(numbers) ** unknown
+    if sum(math.comb(count_of_kinds, count) for count in range(1, _KINDS + 1)) > _MOST_ROWS:
         return None
+    kinds = list(itertools.product(*[(True, False)] * atoms, *[numbers] * unknown))
     found: list[Sequence[tuple[float, ...]]] = []
     for count in range(1, _KINDS + 1):
         found += itertools.combinations(kinds, count)

@@ -53,6 +53,12 @@ def test_zeroed_exponentials_are_a_mask_of_minus_infinity() -> None:
         torch.testing.assert_close(found, formula.raised(NONE_HIDDEN, kept))
 
 
+def test_rows_of_many_masks_and_biases_are_not_listed() -> None:
+    """5 ** 40 kinds of keys are counted, and not made, before they are found to be too many."""
+    assert rows(0, 40, torch.float32) is None
+    assert rows(40, 0, torch.float32) is None
+
+
 def test_rows_have_keys_of_up_to_three_kinds() -> None:
     found = rows(2, 0, torch.float32)
     assert found is not None
