@@ -162,13 +162,16 @@ class Fills:
         sample = rows(len(self._atoms), len(self._unknown), self.x.dtype)
         if sample is None:
             return None
+        # In float64 too, where rewrites are compared: a fill times ln 3 isn't infinite there.
+        samples = [sample, sample.wide()]
         for with_key in (False, True):
             if with_key and not (assume or self._always_a_key()):
                 return None
             for lowered in (False, True):
                 if lowered and not any(_fills(self.tree)):
                     continue
-                if self._is_equal(formula, sample, literal, lowered, with_key):
+                ways = literal, lowered, with_key
+                if all(self._is_equal(formula, each, *ways) for each in samples):
                     x = _lowered(build, self.tree) if lowered else self.x
                     proved = with_key and self._always_a_key()
                     return Settled(x, assumed=with_key and not proved, proved=proved)
@@ -180,7 +183,7 @@ class Fills:
         held = torch.ones_like(sample.logits, dtype=torch.bool)
         if literal is not None:
             held = _held(literal, sample)
-        kept = held.to(self.x.dtype)
+        kept = held.to(sample.logits.dtype)
         logits = _evaluate(self.tree, sample, False)
         try:
             old = formula.weights(logits, kept)
@@ -316,25 +319,28 @@ def _evaluate(tree: Tree, sample: Rows, lowered: bool) -> torch.Tensor:
     def low(fill: float) -> float:
         return -math.inf if lowered and fill <= WEAKEST_FILL else fill
 
+    def of(value: Value) -> torch.dtype:
+        return torch.float64 if sample.is_wide else value.dtype
+
     match tree:
         case Moderate():
             return sample.logits
         case Unknown(_, place):
             return sample.unknown[place]
         case Chosen(value, literal, yes, no):
-            first, second = (torch.tensor(low(n), dtype=value.dtype) for n in (yes, no))
+            first, second = (torch.tensor(low(n), dtype=of(value)) for n in (yes, no))
             return torch.where(_held(literal, sample), first, second)
         case Filled(node, source, literal, _, _, fill):
             inner = _evaluate(source, sample, lowered)
-            return inner.to(node.output.dtype).masked_fill(~_held(literal, sample), low(fill))
+            return inner.to(of(node.output)).masked_fill(~_held(literal, sample), low(fill))
         case Summed(node, left, right):
             sides = [_evaluate(side, sample, lowered) for side in (left, right)]
             if isinstance(right, Moderate):
                 sides[1] = sides[1].flip(-1) / 2  # other numbers than those that it is added to
-            first, second = (side.to(node.output.dtype) for side in sides)
+            first, second = (side.to(of(node.output)) for side in sides)
             return first + second if node.op == "aten.add.Tensor" else first - second
         case Carried(node, source, factor):
-            return _evaluate(source, sample, lowered).to(node.output.dtype) * factor
+            return _evaluate(source, sample, lowered).to(of(node.output)) * factor
 
 
 def _fills(tree: Tree) -> Iterator[float]:

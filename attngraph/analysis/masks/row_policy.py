@@ -91,6 +91,12 @@ class Rows:
     logits: torch.Tensor
     atoms: tuple[torch.Tensor, ...]
     unknown: tuple[torch.Tensor, ...]
+    is_wide: bool = False
+
+    def wide(self) -> Rows:
+        """The same numbers in float64, whatever dtypes a graph has."""
+        unknown = tuple(each.double() for each in self.unknown)
+        return Rows(self.logits.double(), self.atoms, unknown, is_wide=True)
 
 
 def rows(atoms: int, unknown: int, dtype: torch.dtype) -> Rows | None:
