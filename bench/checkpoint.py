@@ -12,6 +12,7 @@ folder's pages in memory, and end when what they wrote is on the disk.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from bench.memory import write_safetensors
 _SHARD = 2 << 30  # bytes, at most
 _EVERY = 0.02  # seconds between two looks at a process
 _ROOM = 3.2  # times the folder: itself, its copy or the file made of it, and what is under way
+_KTHREADD = "2"  # the parent of the kernel's threads
 _ANONYMOUS = re.compile(r"RssAnon:\s+(\d+) kB")
 
 
@@ -84,11 +86,21 @@ def _cold(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def _kernel_seconds() -> float:
+    """CPU seconds of the kernel's own threads so far."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # one that has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+            ticks += (int(fields[11]) + int(fields[12])) * (fields[1] == _KTHREADD)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _run(command: Sequence[str], source: Path, made: Path) -> dict[str, Any]:
     """Seconds until what a command makes is on the disk, its peaks in MiB, and others' load."""
     _cold(source)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    watch, start, anonymous = Watch(), time.perf_counter(), 0
+    watch, start, anonymous, kernel = Watch(), time.perf_counter(), 0, _kernel_seconds()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         status = Path(f"/proc/{process.pid}/status")
@@ -106,7 +118,8 @@ def _run(command: Sequence[str], source: Path, made: Path) -> dict[str, Any]:
     _cold(made)
     seconds = time.perf_counter() - start
     used, cpu = watch.load().others, usage.ru_utime + usage.ru_stime
-    own = cpu / (seconds * (os.cpu_count() or 1))
+    # The kernel's threads put on the disk what was written: that is no other's work.
+    own = (cpu + _kernel_seconds() - kernel) / (seconds * (os.cpu_count() or 1))
     return {
         "seconds": seconds,
         "cpu_s": cpu,
