@@ -96,11 +96,11 @@ def release(weights: Iterable[torch.Tensor]) -> None:
     Weights in other memory are left alone, and so is a private mapping that was written to: what
     was written would be lost.
     """
-    library, released = ctypes.CDLL(None), False
     try:
         pages = os.open("/proc/self/pagemap", os.O_RDONLY)
     except OSError:
         return
+    library, released = ctypes.CDLL(None), False
     try:
         for start, end in _spans(weights):
             if _is_backed(pages, start, end):

@@ -13,6 +13,7 @@ from attngraph.ir import Builder, interpret, verify
 from attngraph.ir.body_sizes import give_sizes, missing_sizes
 from attngraph.ir.ops import attribute
 from attngraph.ir.parser import parse
+from tests.parity.test_rolled_loops import Remaining
 
 BODY = """graph @step {
   dim n = 3 in 1..64
@@ -43,19 +44,8 @@ def test_sizes_that_no_input_has_are_missing() -> None:
     assert torch.equal(result, torch.full((5, 4), 3.0))
 
 
-class Remaining(nn.Module):
-    """Its steps read how many there are, which no row of x says."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        state, found = torch.zeros_like(x[:, 0]), []
-        for t in range(x.shape[1]):
-            state = torch.tanh(state + x[:, t])
-            found.append(state / (1 - (t + 1) / (x.shape[1] + 1)))
-        return torch.stack(found, 1)
-
-
 class Repeated(nn.Module):
-    """Repeats its state for each row of a memory, within a loop in a loop."""
+    """Repeats its state for each row of a memory, of which a step has the number too."""
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         state, found = torch.zeros_like(x[:, 0]), []

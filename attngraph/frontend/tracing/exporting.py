@@ -12,7 +12,6 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from unittest.mock import patch
 
 import sympy
 import torch
@@ -247,7 +246,7 @@ class _Attempts:
             # torch would keep each result under its symbolic sizes, for good, and read none
             stack.enter_context(dynamo_config.patch(fake_tensor_cache_enabled=False))
             # torch 2.15 asks of a loop's body that it returns each number that a step reads
-            stack.enter_context(patch.object(symbolic_config, _LENIENT, True))
+            stack.enter_context(symbolic_config.patch(_LENIENT, True))  # type: ignore[attr-defined]
             stack.enter_context(inference(subject.module))
             _forget(subject, self.constant)
             stack.enter_context(watched_specialisations(attempt.fixed, sys._getframe()))

@@ -71,10 +71,8 @@ class Remedies:
         return bool(new)
 
     @contextmanager
-    def also(
-        self, cure: Callable[[], AbstractContextManager[None]]
-    ) -> Iterator[Callable[[], None]]:
-        """Takes one within; afterwards it stays taken if what it gives was called."""
+    def also(self, cure: Remedy) -> Iterator[Callable[[], None]]:
+        """Takes one within; it stays taken afterwards if what this gives was called."""
         before = [*self.taken]
         stays: list[bool] = []
         self.taken = list(dict.fromkeys([*before, cure]))
