@@ -203,13 +203,15 @@ def test_heads_that_are_added_up_are_no_steps() -> None:
     assert not [note for note in optimized.report.notes if "unrolled" in note]
 
 
-def test_a_recurrence_is_told_once() -> None:
-    """24 steps are tokens along the axis of tokens and along that of the loop, whose size is 24."""
+@pytest.mark.parametrize(("steps", "numbers"), [(24, 4), (16, 16)])
+def test_a_recurrence_is_told_once(steps: int, numbers: int) -> None:
+    """24 steps are tokens along the axis of tokens and along that of the loop, whose size is 24;
+    16 numbers of a state are none of 16 tokens."""
     from transformers import MambaConfig, MambaModel
 
-    config = MambaConfig(vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=2)
+    config = MambaConfig(vocab_size=32, hidden_size=16, state_size=numbers, num_hidden_layers=2)
     torch.manual_seed(0)
-    module, ids = MambaModel(config).eval(), torch.randint(32, (1, 24))
+    module, ids = MambaModel(config).eval(), torch.randint(32, (1, steps))
     report = attngraph.optimize(module, (ids,), kwargs={"use_cache": False}).report
     assert [site.module for site in report.sites] == ["layers.0.mixer", "layers.1.mixer"]
     assert {site.code for site in report.sites} == {"recurrence"}

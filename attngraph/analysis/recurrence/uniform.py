@@ -137,8 +137,8 @@ def _steps_alike(
         if leaf.is_constant:
             inside.constant(leaf)
     for node in nodes:
-        if any(map(tokens.is_in, node.outputs)):
-            return False
+        if not isinstance(tokens.dim, int) and any(map(tokens.is_in, node.outputs)):
+            return False  # of a number of tokens that is known, a size may be a state's own
         if node in led:
             states.update(node.outputs if node.op == _CHOICE else ())
             continue
