@@ -23,6 +23,7 @@ from attngraph.export.lowering.ops import (
     reduction,
     resize,
     rotary,
+    solving,
     states,
 )
 
@@ -47,6 +48,7 @@ __all__ = [
     "registered",
     "resize",
     "rotary",
+    "solving",
     "states",
 ]
 

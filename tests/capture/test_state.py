@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,27 @@ def test_what_a_model_requires_of_values_is_told() -> None:
     (note,) = capture(Checks(), args, dynamic_shapes=shapes).notes
     assert "unless u0 <= 10 (u0: the number read at " in note
     assert "asserts holds (x is small); the file doesn't check values, and goes on." in note
+
+
+class Inverts(nn.Module):
+    """Inverts a matrix of its input, and one of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(3) * 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        below = torch.linalg.cholesky(x.mT @ x)
+        return x @ torch.linalg.inv(self.weight), below
+
+
+def test_what_torch_requires_of_matrices_is_told_where_inputs_make_them() -> None:
+    (note,) = capture(Inverts(), (torch.randn(2, 5, 3),)).notes
+    assert re.fullmatch(
+        r"The model stops with an error unless the matrix at \S+test_state.py:\d+ is positive "
+        r"definite; the file doesn't check values, and goes on\.",
+        note,
+    )
 
 
 def test_what_torch_requires_of_sizes_by_itself_is_not_told() -> None:

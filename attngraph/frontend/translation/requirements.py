@@ -2,7 +2,7 @@
 
 `torch._check` of a number that `.item()` reads, and `torch._assert_async`, are assertions in an
 exported program. Of sizes they are conditions of the graph (conditions.py), which the file checks;
-of values they vanish, and are told.
+of values they vanish, and are told. So are the matrices of which torch asks something.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from attngraph.frontend.watching.locations import Locator
 
 _ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 _ITEMS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+_INVERTED = "has an inverse"
+_DEFINITE = "is positive definite"
+_MATRICES = {
+    torch.ops.aten.linalg_inv.default: _INVERTED,
+    torch.ops.aten.inverse.default: _INVERTED,
+    torch.ops.aten.linalg_solve.default: _INVERTED,
+    torch.ops.aten.linalg_cholesky.default: _DEFINITE,
+    torch.ops.aten.cholesky.default: _DEFINITE,
+}
 _TEXT = re.compile(r"expression (.*) on node")
 _LEAST = re.compile(r"u\d+ >= (?:[0-2]|-\d+)|0 <= [u\d+*() ]+")
 _EQUAL = re.compile(r"^Eq\(([^,()]+), ([^,()]+)\)$")
@@ -39,6 +48,7 @@ def requirement_notes(program: ExportedProgram) -> list[str]:
 def _required(program: ExportedProgram) -> Iterator[str]:
     locator, read = Locator(), dict[str, str]()
     sizes = dict(_sizes(program))
+    given = _given(program)
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.target in _ITEMS and isinstance(value, torch.SymInt):
@@ -50,6 +60,18 @@ def _required(program: ExportedProgram) -> Iterator[str]:
             yield f"what {locator.of(node)} asserts holds{said}"
         elif node.target is torch.ops.aten._assert_scalar.default:
             yield from _of_numbers(node, read, sizes)
+        elif node.target in _MATRICES and node in given:
+            yield f"the matrix at {locator.of(node)} {_MATRICES[node.target]}"
+
+
+def _given(program: ExportedProgram) -> set[fx.Node]:
+    """What is computed from the model's inputs, and not from its weights alone."""
+    names = set(program.graph_signature.user_inputs)
+    found = set[fx.Node]()
+    for node in program.graph.nodes:
+        if node.name in names or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _sizes(program: ExportedProgram) -> Iterator[tuple[str, str]]:

@@ -49,6 +49,18 @@ def decompose(
     return None if any(_is_again(part, node) for part in parts) else parts
 
 
+def as_graph(
+    function: Callable[..., Sequence[torch.Tensor]],
+    operands: Mapping[str, TensorType],
+    graph: Graph,
+) -> Graph:
+    """A function of tensors as a graph over operands of these names and types.
+
+    Its sizes are of `graph`'s dims. Raises NotImplementedError where it asks for one of them.
+    """
+    return _Decomposer(graph, lambda op: True).trace(function, operands)
+
+
 def _is_again(part: Node, node: Node) -> bool:
     """Whether a part is the node itself, on operands of the same dtypes and as many axes."""
     if part.op != node.op or part.attrs != node.attrs:
@@ -118,6 +130,22 @@ class _Decomposer(TypeInference):
         if results == (NotImplemented,):
             raise NotImplementedError
         self._require_any_size(node)
+        self.parts.set_outputs([self.values[id(result)] for result in results])
+        return self.parts
+
+    def trace(
+        self,
+        function: Callable[..., Sequence[torch.Tensor]],
+        operands: Mapping[str, TensorType],
+    ) -> Graph:
+        with enable_python_dispatcher(), self._mode, torch.no_grad():
+            fakes = [self._fake(type).clone() for type in operands.values()]
+            for (name, type), fake in zip(operands.items(), fakes, strict=True):
+                self.know(fake, self.parts.add_input(name, type))
+            with self.recording():
+                results = function(*fakes)
+        if self._env.guards:
+            raise NotImplementedError(f"asked for {self._env.guards[0].expr}")
         self.parts.set_outputs([self.values[id(result)] for result in results])
         return self.parts
 
