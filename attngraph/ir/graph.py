@@ -70,6 +70,8 @@ class Value:
 class Node:
     """One operation. `inputs` is a tuple: only the graph's methods change it.
 
+    `attrs` are the node's own: a list that the caller goes on to change isn't kept.
+
     `number` counts the nodes that a graph has ever made: later ones have larger numbers.
     """
 
@@ -80,7 +82,7 @@ class Node:
     ) -> None:
         self.op = op
         self.inputs = inputs
-        self.attrs = dict(attrs)
+        self.attrs = {k: list(v) if isinstance(v, list) else v for k, v in attrs.items()}
         self.outputs: tuple[Value, ...] = ()
         self.loc = loc
         self.number = 0

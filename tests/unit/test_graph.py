@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraph.errors import IRError
-from attngraph.ir import Graph, Loc, Node, TensorType, Value, verify
+from attngraph.ir import Builder, Graph, Loc, Node, TensorType, Value, verify
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.loc import UNKNOWN
 
@@ -119,6 +119,14 @@ def test_a_constant_shares_its_data(graph: Graph) -> None:
     assert graph.add_constant("w", data).data is data
     with pytest.raises(IRError, match="needs data or a type"):
         graph.add_constant("v", None)
+
+
+def test_a_list_that_changes_behind_a_node_is_not_its_attribute(graph: Graph) -> None:
+    size = [3, 2]
+    made = Builder(graph)("aten.expand", graph.inputs[0], size=size)
+    size[0:2] = [6]
+    assert made.producer is not None
+    assert made.producer.attrs["size"] == [3, 2]
 
 
 def test_one_output_is_asked_of_one_output_only(graph: Graph) -> None:
