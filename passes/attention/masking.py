@@ -109,9 +109,9 @@ class _Writer:
             term = self.build("aten._to_copy", term, dtype=self.dtype)
         if step.factor != 1.0:
             term = self.build("aten.mul.Scalar", term, other=step.factor)
-        if step.floor is not None:
-            term = self.build("aten.clamp_min", term, min=step.floor)
         self._sum(term)
+        if step.floor is not None:
+            self.bias = self.build("aten.clamp_min", self.bias, min=step.floor)
 
     def _sum(self, term: Value) -> None:
         both = self.bias is not None

@@ -7,7 +7,7 @@ carried through ends the reading with a `Declined`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,7 +51,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """`factor` times a tensor, and no less than `floor`, that is added to the logits."""
+    """`factor` times a tensor that is added to the logits.
+
+    `floor` bounds the sum of this step and those before it from below.
+    """
 
     operand: Operand
     factor: float
@@ -370,13 +373,17 @@ class _Reader:
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Declined):
             return inner
-        steps = tuple(
-            replace(step, fill=max(step.fill, low))
-            if isinstance(step, Mask)
-            else replace(step, floor=low)
-            for step in inner.steps
-        )
-        return replace(inner, steps=steps)
+        return replace(inner, steps=tuple(_floored(inner.steps, low)))
+
+
+def _floored(steps: Sequence[Bias | Mask], low: float) -> Iterator[Bias | Mask]:
+    """The steps when a floor is put under all of them: two that hide a score hide it once."""
+    for step, following in zip(steps, (*steps[1:], None), strict=True):
+        if isinstance(step, Mask):
+            yield replace(step, fill=max(step.fill, low))
+        else:
+            floor = low if step.floor is None else max(step.floor, low)
+            yield step if isinstance(following, Bias) else replace(step, floor=floor)
 
 
 def _with_bias(node: Node, logits: Logits, bias: Bias) -> Logits | Declined:

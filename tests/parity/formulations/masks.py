@@ -369,6 +369,13 @@ def additive_clamped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.max(scores, torch.tensor(LOWEST)).softmax(-1) @ v
 
 
+@formulation(*SQUARE[:3], "b 1 1 s:lowest", dynamic="b s")
+def two_additive_clamped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Two masks of finfo.min that hide a score both, which is no lower than one does."""
+    causal = torch.full((q.shape[2], q.shape[2]), LOWEST).triu(1)
+    return (_scores(q, k) + causal + mask).clamp(min=LOWEST).softmax(-1) @ v
+
+
 @formulation(Q, K, V, "s t:minus_1e4")
 def additive_per_position(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """(S, T) of −1e4, before the scale."""
