@@ -82,7 +82,9 @@ class Node:
     ) -> None:
         self.op = op
         self.inputs = inputs
-        self.attrs = {k: list(v) if isinstance(v, list) else v for k, v in attrs.items()}
+        self.attrs: dict[str, Any] = {
+            name: list(item) if isinstance(item, list) else item for name, item in attrs.items()
+        }
         self.outputs: tuple[Value, ...] = ()
         self.loc = loc
         self.number = 0

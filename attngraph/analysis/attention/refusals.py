@@ -72,6 +72,12 @@ class Refusal(Enum):
         "It is kept as it is; under a causal mask, with products of one factor of each token as "
         "decays and its own sum as normaliser, it would be one operator.",
     )
+    LINEAR_RUNNING = (
+        "linear-attention",
+        "This is linear attention: queries meet a running sum of products of keys and values.",
+        "It is kept as it is; in float32, with nothing between the sum and the queries but "
+        "products of one factor of each token as decays, it would be one operator.",
+    )
     GRAPH = (
         "graph-attention",
         "This is attention over the edges of a graph: an index says which edges each softmax is "

@@ -34,6 +34,7 @@ from attngraph.ir.traits import (
     NEGATION,
     POINTWISE,
     REVERSED,
+    RUNNING_SUM,
     SCALE,
     SCATTER,
     SHIFT,
@@ -48,7 +49,8 @@ def without_softmax(graph: Graph) -> Iterator[tuple[Node, Declined]]:
     """Each product with values, or division of a scattered sum, that is one of these, and which."""
     named: set[Node] = set()
     for root in list(graph):
-        for scores, declined in chain(_weighed(root), _over_edges(root), _of_keys_alone(root)):
+        readings = _weighed(root), _over_edges(root), _of_keys_alone(root), _running(root)
+        for scores, declined in chain(*readings):
             if scores not in named:
                 named.add(scores)
                 yield root, declined
@@ -198,6 +200,41 @@ def _weighed(root: Node) -> Iterator[tuple[Node, Declined]]:
             continue  # a transform: cosines and sines of a length that is open
         if (found := _name(scores, other, values, root)) is not None:
             yield scores.node, found
+
+
+def _running(root: Node) -> Iterator[tuple[Node, Declined]]:
+    """Running sums of outer products of keys and values that queries are multiplied with."""
+    queries = contraction_at(root)
+    if queries is None or not queries.summed or not pairs_activations(queries):
+        return
+
+    def above(place: Operand) -> list[Operand]:
+        node = place.value.producer
+        if (source := climb(place)) is not None:
+            return [source]
+        if node is None or node.op not in _LINEAR | POINTWISE | RUNNING_SUM:
+            return []
+        return [placed(place.axes, value, node) for value in sources(node)]
+
+    for state in queries.sides:
+        summed: set[Node] = set()
+        for place in walk([state], above):
+            node = place.value.producer
+            if node is not None and node.op in RUNNING_SUM:
+                summed.add(node)
+            elif node is not None and summed and _is_outer(place, queries):
+                yield node, Refusal.LINEAR_RUNNING.at(node)
+
+
+def _is_outer(place: Operand, queries: Contraction) -> bool:
+    """Whether a value is a product of keys and values: each side has features of its own, one of
+    which the queries are multiplied with."""
+    node = place.value.producer
+    if node is None or node.op not in MULTIPLICATIVE or len(sources(node)) != 2:
+        return False
+    left, right = ({*placed(place.axes, value, node).atoms} for value in sources(node))
+    is_outer = bool(left - right) and bool(right - left)
+    return is_outer and bool({*resolve(queries.summed)} & (left ^ right))
 
 
 def _has_features(values: Operand, scores: Contraction) -> bool:

@@ -196,22 +196,30 @@ class _Reading:
         known = (k[:, 1][..., None] * state).sum(-2)
         slope = s * (seen - (0 if b is None else 1) * b1 * dot * known)
         rest = o[:, 1] - offset
+        # Feature maps with zeros, as relu's, may leave rows of which the decay changes nothing.
+        told = slope.square().sum(-1) > 0
         a = (rest * slope).sum(-1) / slope.square().sum(-1)
         size = float(o[:, 1].abs().max())
         near = _EXACT
-        if bool((rest - a[..., None] * slope).abs().max() <= near * size):
-            if bool((a - 1).abs().max() <= _NO_DECAY):
+
+        def is_a(row: torch.Tensor, within: float = near) -> bool:
+            return bool((row - a)[told].abs().max() <= within)
+
+        lasting = torch.where(told, a, 0)[..., None] * slope
+        if bool(told.any()) and bool((rest - lasting).abs().max() <= near * size):
+            if is_a(torch.ones_like(a), _NO_DECAY):
                 yield None
             for each in self._operands(o):
                 row = self._row(each, trace, heads)
                 if row is not None and row.shape == a.shape:
-                    if bool((row.exp() - a).abs().max() <= near):
+                    if is_a(row.exp()):
                         yield Decay(each, True)
-                    elif bool((row - a).abs().max() <= near) and self._has_log(each):
+                    elif is_a(row) and self._has_log(each):
                         yield Decay(each, False)
             is_known = all(x.data is not None for x in self.leaves if x.is_constant)
-            if is_known and bool((a - a[:1]).abs().max() <= near) and bool((a > 0).all()):
-                yield Decay(constant=a[0])
+            constant = torch.where(told, a, 0).sum(0) / told.sum(0)
+            if is_known and bool((constant > 0).all()) and is_a(constant.expand_as(a)):
+                yield Decay(constant=constant)
         yield from self._featured(trace, found, o)
 
     def _has_log(self, each: Operand) -> bool:
