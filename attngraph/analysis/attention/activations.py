@@ -6,7 +6,7 @@ from attngraph.analysis.attention.roles import computed
 from attngraph.analysis.layout.axes import Operand, fresh_axes
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.walks import origin, sources, varying
-from attngraph.ir import Node, Value
+from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.traits import (
     ADDITIVE,
     ADDMM,
@@ -56,7 +56,9 @@ def is_elementwise(node: Node) -> bool:
 
 def contraction_at(node: Node) -> Contraction | None:
     """The contraction that a node computes, over new axes."""
-    return read_contraction(node, fresh_axes(node.output.shape)) if len(node.outputs) == 1 else None
+    if len(node.outputs) != 1 or not isinstance(node.output.type, TensorType):
+        return None
+    return read_contraction(node, fresh_axes(node.output.shape))
 
 
 def pairs_activations(product: Contraction) -> bool:
