@@ -148,10 +148,12 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
     """The sides that the model takes at each place, on inputs on which two sides can be told apart.
 
     Of zeros x · 2 and −x are the same: inputs of one number say nothing, and outputs of one only if
-    other inputs give it as well. None where the trace is seen to be wrong.
+    other inputs give it as well. A place that asks several times in a run, as in each layer, has
+    the other side only if it was seen each time: to leave after the last layer is to go on after
+    it. None where the trace is seen to be wrong.
     """
     check.all_references()
-    roles = roles_of(check.pristine, captured.args)
+    roles, turns = roles_of(check.pristine, captured.args), _Turns()
     found: dict[Place, set[bool]] = {place: set() for place in captured.branches}
     constant: Counter[tuple[Place, bool]] = Counter()
     further = _further(roles, captured, check)
@@ -159,7 +161,7 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
         return None
     for tensors in (*check.all_cases().values(), *further):
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
-        eager = _watched(seen, captured, check, tensors)
+        eager = _watched(seen, captured, check, tensors, turns)
         if eager is None:
             return None
         if not all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True)):
@@ -174,7 +176,36 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
     for (place, side), times in constant.items():
         if times > 1:
             found[place].add(side)
+    for place in found.keys() - captured.jumps:
+        if not turns.show(place, followed := captured.branches[place]):
+            found[place].discard(not followed)
     return found
+
+
+class _Turns:
+    """What each run of a model answers at its places, in the order in which they ask."""
+
+    def __init__(self) -> None:
+        self._runs: list[dict[Place, list[bool]]] = []
+
+    def forget(self) -> None:
+        """The last run failed."""
+        del self._runs[-1:]
+
+    def begin(self, *_: object) -> None:
+        """A run begins: a hook before the forward of a module."""
+        self._runs.append({})
+
+    def add(self, place: Place, said: bool) -> None:
+        if self._runs:
+            self._runs[-1].setdefault(place, []).append(said)
+
+    def show(self, place: Place, followed: bool) -> bool:
+        """Whether a run answers otherwise each time that all runs on the followed side ask."""
+        answers = [run[place] for run in self._runs if place in run]
+        asked = (len(each) for each in answers if (not followed) not in each)
+        others = {at for each in answers for at, said in enumerate(each) if said != followed}
+        return others.issuperset(range(min(asked, default=0)))
 
 
 def _shows_where_spoilt(roles: Sequence[Role], captured: Captured, check: Check) -> bool:
@@ -218,21 +249,28 @@ def _watched(
     captured: Captured,
     check: Check,
     tensors: tuple[torch.Tensor, ...],
+    turns: _Turns | None = None,
 ) -> Sequence[torch.Tensor] | None:
-    """Eager's outputs; the sides that it takes are added to `seen`. None where the trace is wrong.
+    """Eager's outputs; the sides that it takes are added to `seen`, and its answers to `turns`.
+    None where the trace is wrong.
 
     Of a loop over the experts that were hit, the trace has a turn for the others too, and it is in
     these that the model takes sides as of an expert without rows.
     """
     own = check.references(tensors).eager if captured.hits else None
+    turns = turns or _Turns()
+    told = turns.add
 
     def eager(*, numbers: bool) -> Sequence[torch.Tensor]:
-        with recorded_sides(seen, captured.jumps, numbers=numbers), all_turns(captured.hits):
+        sides = recorded_sides(seen, captured.jumps, numbers=numbers, told=told)
+        hook = check.module.register_forward_pre_hook(turns.begin)
+        with sides, all_turns(captured.hits), hook:
             return check.references(tensors).eager
 
     try:
         found = eager(numbers=True)
     except UsageError:  # a model that needs its numbers as Python's
+        turns.forget()
         found = eager(numbers=False)
     return found if own is None or are_same(found, own) else None
 

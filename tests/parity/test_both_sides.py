@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional
 
 import attngraph
 from attngraph.checks import both_sides
@@ -107,6 +108,24 @@ class LeavesEarly(nn.Module):
         return found
 
 
+class LeavesLate(nn.Module):
+    """Most inputs leave after the last layer, where leaving is going on; few leave before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Parameter(functional.layer_norm(torch.randn(5, 16), (16,)) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for at, layer in enumerate(self.layers):
+            found = functional.layer_norm(x, (16,)) @ self.head.T
+            if found.max() > (1.5 if at == 2 else 3.8):  # 4 where a row is along the head's
+                return found
+            x = layer(x)
+        return found
+
+
 class OneFlag(nn.Module):
     """Each layer asks the same."""
 
@@ -192,6 +211,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[Tensor, ...], Sequence[tuple[Tensor, ..
     "two": (TwoConditions(), (X, X), [(X * a, y) for a in (1, -1) for y in (-X.abs(), X.abs())]),
     "in place": (WritesInPlace(), (X,), [(X.abs(),), (-X.abs(),)]),
     "early": (LeavesEarly(), (X,), [(X * times,) for times in (0.0, 0.5, 1.0, 2.0, 9.0)]),
+    "late": (LeavesLate(), (X,), [(X * 2,), (LeavesLate().head[:4].expand(2, 4, 16) * 3,)]),
     "flag": (OneFlag(), (X, YES), [(X, NO), (-X, NO)]),
     "rare": (RareDeviation(), (X,), [(X * 0 + 3,), (X * 1e-9,)]),
     "mask": (

@@ -94,11 +94,12 @@ def recorded_sides(
     *,
     numbers: bool = True,
     held: Mapping[Place, bool] | None = None,
+    told: Callable[[Place, bool], None] | None = None,
 ) -> Iterator[None]:
     """While the model itself runs, the answers at the places that `found` has are added to it.
 
     Those of `jumps` are read off the code that runs. What is asked of a tensor at places that are
-    `held` is answered by what they say.
+    `held` is answered by what they say. `told` is called with each answer, in their order.
 
     With `numbers` the model's `item()` gives a tensor, so that what is asked of it shows as well.
     """
@@ -110,6 +111,8 @@ def recorded_sides(
             return held[place]
         if place in found:
             found[place].add(said)
+            if told is not None:
+                told(place, said)
         return said
 
     of_jumps = {place: found[place] for place in jumps}
