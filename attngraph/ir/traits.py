@@ -201,6 +201,13 @@ POINTWISE = _trait(
 # Sums over axes.
 MATMUL = _trait("matmul", "matmul bmm mm mv dot einsum")  # of operands and nothing else
 SOLVE = _trait("solve", "linalg_solve_triangular")  # the inverse of one operand times the other
+INVERSE = _trait("inverse", "linalg_inv inverse linalg_solve")  # an error where there is none
+ROOT = _trait("root", "linalg_cholesky cholesky")  # an error unless it is positive definite
+MATRIX = _trait(  # of a matrix as a whole: factors, what is solved with them, determinants, powers
+    "matrix",
+    "linalg_lu linalg_qr linalg_cholesky_ex linalg_inv_ex _linalg_solve_ex cholesky_inverse "
+    "cholesky_solve _linalg_slogdet logdet linalg_matrix_exp",
+)
 LINEAR = _trait("linear", "linear")  # x Wᵀ + b
 QUANTIZED = _trait("quantized")  # of these, those with a weight in codes
 DEQUANTIZED = _trait("dequantized")  # the numbers that codes stand for

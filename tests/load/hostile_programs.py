@@ -143,7 +143,8 @@ PROGRAMS: dict[str, tuple[Change, str]] = {
     "size: parentheses": (size("(" * 5_000 + "s1" + ")" * 5_000), SIZE),
     "size: signs": (size("-" * 10_000 + "s1"), SIZE),
     "size: long": (size("+".join(["s1"] * 500_000)), SIZE),
-    "size: wide": (size("+".join(["s1"] * 3_000)), SIZE),
+    # Python 3.14 can't walk a sum of so many terms
+    "size: wide": (size("+".join(["s1"] * 3_000)), f"{SIZE}|nested too deeply"),
     "size: conditions": (size(" and ".join(["s1 < s2"] * 300)), SIZE),
     "size: text": (size("'a' * 10**12"), SIZE),
     "size: text in a symbol": (size("Symbol('a' * 10**12)"), SIZE),

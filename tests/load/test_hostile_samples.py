@@ -46,7 +46,10 @@ def _claiming(packed: bytes, size: int) -> bytes:
         (_claiming(_packed(_npy("(1,)")), 3 << 30), "unpack to 3221225472 bytes"),
         (_packed(_npy("(1,)"), _npy("(2,)")), "'x.npy' is in it twice"),
         (_packed(_npy(f"({1 << 60},)")), "Unable to allocate"),
-        (_packed(_npy("(" * 3_000 + "1" + ")" * 3_000)), "Cannot parse header"),
+        (
+            _packed(_npy("(" * 3_000 + "1" + ")" * 3_000)),
+            "can't be read as an .npz of plain arrays",
+        ),
         (_packed(_npy("(1,)", "|O", PICKLE)), "Object arrays cannot be loaded"),
     ],
     ids=["bomb", "twice", "shape", "deep", "pickle"],

@@ -97,8 +97,9 @@ def _rewritten(code: CodeType) -> CodeType:
     tree = ast.fix_missing_locations(ast.Module([outer], []))
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     made = compile(tree, code.co_filename, "exec", dont_inherit=True)
-    for _ in range(2):
-        made = next(each for each in made.co_consts if isinstance(each, CodeType))
+    for name in (outer.name, function.name):  # from Python 3.14 on, annotations are code as well
+        codes = (each for each in made.co_consts if isinstance(each, CodeType))
+        made = next(each for each in codes if each.co_name == name)
     if made.co_freevars != code.co_freevars:
         raise Unread
     return made.replace(co_name=code.co_name, co_qualname=code.co_qualname)

@@ -17,18 +17,11 @@ from torch.export import ExportedProgram
 from attngraph.errors import listed
 from attngraph.frontend.watching.asked import marked
 from attngraph.frontend.watching.locations import Locator
+from attngraph.ir.ops import op_name
+from attngraph.ir.traits import INVERSE, ROOT
 
 _ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 _ITEMS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-_INVERTED = "has an inverse"
-_DEFINITE = "is positive definite"
-_MATRICES = {
-    torch.ops.aten.linalg_inv.default: _INVERTED,
-    torch.ops.aten.inverse.default: _INVERTED,
-    torch.ops.aten.linalg_solve.default: _INVERTED,
-    torch.ops.aten.linalg_cholesky.default: _DEFINITE,
-    torch.ops.aten.cholesky.default: _DEFINITE,
-}
 _TEXT = re.compile(r"expression (.*) on node")
 _LEAST = re.compile(r"u\d+ >= (?:[0-2]|-\d+)|0 <= [u\d+*() ]+")
 _EQUAL = re.compile(r"^Eq\(([^,()]+), ([^,()]+)\)$")
@@ -60,8 +53,10 @@ def _required(program: ExportedProgram) -> Iterator[str]:
             yield f"what {locator.of(node)} asserts holds{said}"
         elif node.target is torch.ops.aten._assert_scalar.default:
             yield from _of_numbers(node, read, sizes)
-        elif node.target in _MATRICES and node in given:
-            yield f"the matrix at {locator.of(node)} {_MATRICES[node.target]}"
+        elif node in given and isinstance(node.target, torch._ops.OpOverload):
+            for trait, needed in ((INVERSE, "has an inverse"), (ROOT, "is positive definite")):
+                if op_name(node.target) in trait:
+                    yield f"the matrix at {locator.of(node)} {needed}"
 
 
 def _given(program: ExportedProgram) -> set[fx.Node]:

@@ -110,15 +110,10 @@ def _log_of_determinant(matrix: Tensor) -> Tensor:
     return torch.where(sign < 0, torch.nan, log)
 
 
-@formula("aten.linalg_cholesky_ex")
-def _cholesky(
-    matrix: Tensor, *, upper: bool = False, check_errors: bool = False
-) -> tuple[Tensor, Tensor]:
-    """L of A = L Lᵀ, of which `upper` is the transpose and reads the upper triangle."""
-    lower = torch.ops.aten.cholesky.default(matrix.mT if upper else matrix)
-    failed = (~(lower.diagonal(dim1=-2, dim2=-1) > 0)).to(torch.int32)
-    info = torch.where(failed.amax(-1) > 0, failed.argmax(-1) + 1, 0).to(torch.int32)
-    return lower.mT if upper else lower, info
+@formula("aten.cholesky")  # torch 2.14 has it no more
+def _cholesky(matrix: Tensor, upper: bool = False) -> Tensor:
+    lower: Tensor = torch.linalg.cholesky_ex(matrix, upper=upper)[0]
+    return lower
 
 
 @formula("aten.cholesky_solve")

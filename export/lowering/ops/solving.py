@@ -65,26 +65,31 @@ def lower_lu(ctx: LoweringContext, node: Node) -> Sequence[ir.Value] | None:
     ]
 
 
-@register_lowering("aten.cholesky")
-def lower_cholesky(ctx: LoweringContext, node: Node) -> ir.Value | None:
-    """L of A = L Lᵀ, a column at a time. Of A only the lower triangle is read."""
-    matrix = input_of(node, "self")
-    if attribute(node, "upper") or not _is_square(matrix):
+@register_lowering("aten.linalg_cholesky_ex")
+def lower_cholesky(ctx: LoweringContext, node: Node) -> Sequence[ir.Value] | None:
+    """L of A = L Lᵀ, a column at a time, and the number of the first that has no root, or 0.
+
+    Of A only the lower triangle is read; `upper` gives Lᵀ, and reads the upper one.
+    """
+    matrix, is_upper = input_of(node, "self"), attribute(node, "upper")
+    if not _is_square(matrix):
         return None
     type = matrix.tensor_type
     row = TensorType(type.dtype, (type.shape[-1],))
 
     def step(lower: Tensor, unit: Tensor, below: Tensor, column: Tensor) -> Sequence[Tensor]:
         rest = column[..., None] - lower @ (lower.mT @ unit[:, None])
-        made = rest / torch.sqrt(unit[None] @ rest)
-        return (lower + torch.where(below[:, None], made, 0) * unit,)
+        corner = unit[None] @ rest
+        made = torch.where(below[:, None], rest / torch.sqrt(corner), 0)
+        return (lower + made * unit, corner[..., 0, 0])
 
     unit = _unit(ctx, type)
     ones = ctx.cast(_filled(ctx, 1.0, TensorType(type.dtype, type.shape[-2:])), type.dtype)
     below = ctx.cast(ctx.op("Trilu", ones, upper=1), torch.bool)  # row k: the places from k on
-    rank = len(type.shape)
-    columns = ctx.op("Transpose", ctx.value(matrix), perm=[rank - 1, *range(rank - 1)])
-    (lower,) = _loop(
+    order = [*range(len(type.shape))]
+    order = [order.pop(-2 if is_upper else -1), *order]
+    columns = ctx.op("Transpose", ctx.value(matrix), perm=order)
+    lower, corners = _loop(
         ctx,
         step,
         {"lower": (type, _filled(ctx, 0.0, type))},
@@ -93,8 +98,17 @@ def lower_cholesky(ctx: LoweringContext, node: Node) -> ir.Value | None:
             "below": (TensorType(torch.bool, row.shape), below),
             "column": (TensorType(type.dtype, type.shape[:-1]), columns),
         },
+        gives=1,
     )
-    return lower
+    positive = ctx.op("Greater", corners, ctx.constant(0.0, type.dtype))
+    failed = ctx.cast(ctx.op("Not", positive), torch.int32)
+    first = ctx.op("Add", ctx.op("ArgMax", failed, axis=0, keepdims=0), ctx.constant(1))
+    some = ctx.cast(ctx.op("ReduceMax", failed, ctx.constant([0]), keepdims=0), torch.int64)
+    info = ctx.cast(ctx.op("Mul", first, some), torch.int32)
+    if is_upper:
+        order = [*range(len(type.shape))]
+        lower = ctx.op("Transpose", lower, perm=[*order[:-2], *order[:-3:-1]])
+    return [lower, info]
 
 
 @register_lowering("aten.linalg_qr")
