@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attngraph.analysis.rows.batching import batched
+from attngraph.analysis.rows.batching import Batched, batched
 from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import RESHAPE
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,18 @@ def plan(
             made.append((node, node.op, node.attrs))
             continue
         behind = [len(v.shape) if v is not None and v in stacked else None for v in node.inputs]
-        rule = batched(node, behind, steps)
+        rule = _in_front(node, behind, steps) or batched(node, behind, steps)
         if rule is None or any(rule.behind != len(value.shape) for value in node.outputs):
             return None
         made.append((node, rule.op, rule.attrs))
         stacked.update(node.outputs)
     return Plan(root, tuple(fixed), tuple(made))
+
+
+def _in_front(node: Node, behind: Sequence[int | None], steps: Dim) -> Batched | None:
+    """A reshape of a value with all steps in front: they stay there, whatever the other axes."""
+    source = node.inputs[0] if node.op in RESHAPE and len(node.inputs) == 1 else None
+    if source is None or behind[0] != len(source.shape):
+        return None
+    shape = node.output.shape
+    return Batched("aten.reshape", {"shape": [steps, *shape]}, len(shape))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from attngraph.analysis.recurrence.outer_step import read_outer_step
+from attngraph.analysis.recurrence.outer_chain import read_outer_steps
 from attngraph.analysis.recurrence.outer_terms import OuterStep
 from attngraph.analysis.recurrence.registers import read_register
 from attngraph.analysis.recurrence.steps import known_data
@@ -24,7 +24,7 @@ from attngraph.ir.traits import CHOICE, EXPAND, LAYOUT, RESHAPE
 from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.loops.batched_steps import Plan
 from attngraph.passes.loops.narrowing import Narrowing
-from attngraph.passes.loops.outer_steps import Outer
+from attngraph.passes.loops.outer_steps import Outer, Parts
 from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.loops.shared_heads import spread_heads
 from attngraph.passes.loops.shown_steps import Convolution, Places
@@ -62,14 +62,14 @@ class SplitLoops:
     """Takes states out of each `attn.scan`, one after the other, by what a step does with them.
 
     A state that keeps the last inputs of a convolution becomes `attn.causal_conv` over all steps
-    (registers.py), one of outer products `attn.linear_attention` (outer_step.py), as long as what
-    these read is computed without another state that is left. The rest of a step is batched, or
-    where a state stays, a smaller loop. A step that leaves the states of a row as they are, as
-    `where(shown, new, old)` does, counts as read if its results there are hidden too, or those of
-    linear attention read the state that stayed: rows are brought together without it, and in linear
-    attention it has decay 1 and update 0. What can't be
-    batched stays in the loop, and its states with it. Without `recurrences` linear attention stays;
-    with `exact_only` nothing is done.
+    (registers.py), one of outer products `attn.linear_attention` (outer_step.py), over as many
+    tokens as a step has updates one after the other (outer_chain.py), as long as what these read is
+    computed without another state that is left. The rest of a step is batched, or where a state
+    stays, a smaller loop. A step that leaves the states of a row as they are, as `where(shown, new,
+    old)` does, counts as read if its results there are hidden too, or those of linear attention
+    read the state that stayed: rows are brought together without it, and in linear attention it has
+    decay 1 and update 0. What can't be batched stays in the loop, and its states with it. Without
+    `recurrences` linear attention stays; with `exact_only` nothing is done.
     """
 
     name: ClassVar[str] = "split-loops"
@@ -160,53 +160,59 @@ class _Loop(ScanParts):
         if state.dtype not in _KERNELS or self._reads_others(state, after):
             return False
         found = self._read_outer(state, after, rest, shown)
-        if found is None or any(each.dtype != state.dtype for each in found.operands):
+        if any(each.dtype != state.dtype for step in found for each in step.operands):
             return False
-        batch = state.shape[0]
-        value = found.value if found.rate is None else self._multiplied(found, found.rate, batch)
-        operands = found.query, found.key, value, found.beta, found.decay
-        parts = [None if each is None else self._packed(each, batch) for each in operands]
-        if any(a is not None and b is None for a, b in zip(operands, parts, strict=True)):
+        parts = [made for step in found if (made := self._parts(step, state.shape[0])) is not None]
+        if not found or len(parts) < len(found):
             return False
         mask = None if shown is None else self._shown(shown, state)
         if shown is not None and mask is None:
             return False
-        bonus = None if found.bonus is None else self._batched(found.bonus)
-        if found.bonus is not None and bonus is None:
+        bonus = None if found[0].bonus is None else self._batched(found[0].bonus)
+        if found[0].bonus is not None and bonus is None:
             return False
         self._write_outer(state, found, parts, bonus, mask)
         return True
 
+    def _parts(self, found: OuterStep, batch: Dim) -> Parts | None:
+        """An update's operands for all steps; None where one can't be batched."""
+        value = found.value if found.rate is None else self._multiplied(found, found.rate, batch)
+        operands = found.query, found.key, value, found.decay, found.beta
+        parts = [None if each is None else self._packed(each, batch) for each in operands]
+        pairs = zip(operands, parts, strict=True)
+        return None if any(a is not None and b is None for a, b in pairs) else parts
+
     def _read_outer(
         self, state: Value, after: Value, rest: Sequence[Value], shown: Value | None
-    ) -> OuterStep | None:
-        """What a step does to a state. Results that read the next one, whether or not it stayed as
-        it was, are those of an update by 0; others have to be hidden where it did.
+    ) -> list[OuterStep]:
+        """What a step does to a state, by one update or several; none if it isn't read. Results
+        that read the next one, whether or not it stayed as it was, are those of an update by 0;
+        others have to be hidden where it did.
         """
         known, narrow = self._known(state, after)
         following = self.after[state]
         given = known, narrow, self._data, self._least
         if state not in backward_slice(rest, lambda each: each is following)[0]:
-            found = read_outer_step(self.body, state, following, rest, *given, shown)
-            if found is not None or shown is None:
+            found = read_outer_steps(self.body, state, following, rest, *given, shown)
+            if found or shown is None:
                 return found
         if not self._hides(rest, state, shown):
-            return None
-        return read_outer_step(self.body, state, after, rest, *given)
+            return []
+        return read_outer_steps(self.body, state, after, rest, *given)
 
     def _write_outer(
         self,
         state: Value,
-        found: OuterStep,
-        parts: Sequence[Value | None],
+        found: Sequence[OuterStep],
+        parts: Sequence[Parts],
         bonus: Value | None,
         mask: Places | None,
     ) -> None:
         initial = self.initial[state]
         write = Outer(self.build, found, self.steps, state)
         given, last, node = write.made(parts, initial, bonus, mask)
-        self.remarks.append(fused(node, self.node.loc))
-        self._leave(state, {found.seen: given}, last)
+        self.remarks.append(fused(node, self.node.loc, len(found)))
+        self._leave(state, given, last)
 
     def _leave(self, state: Value, given: dict[Value, Value], last: Value) -> None:
         self.stacked.update(given)

@@ -141,6 +141,21 @@ class Prefixes(nn.Module):
         return torch.stack(rows, 1)
 
 
+class Numbered(nn.Module):
+    """Two rows of each step, by numbers that have names; a loop within it has places of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.cat([x, x.flip(-1)], 2).view(x.shape[0], 2 * x.shape[1], -1)
+        state, given = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            first = t * 2
+            for j in range(2):
+                place = first + j
+                state = 0.5 * torch.tanh(state + rows[:, place]) + rows[:, j]
+            given.append(state)
+        return torch.stack(given, 1)
+
+
 class FromScalars(nn.Module):
     """States that begin as less than a step makes of them: numbers, one row, whole numbers."""
 
@@ -249,7 +264,9 @@ def test_one_chunk_is_a_number_of_chunks_like_any() -> None:
 _SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (Recurrence, Cells, Later)]
 
 
-@pytest.mark.parametrize("module", [Windows, Dotted, Prefixes, FromScalars, Sides, Within, *_SLOW])
+@pytest.mark.parametrize(
+    "module", [Windows, Dotted, Prefixes, Numbered, FromScalars, Sides, Within, *_SLOW]
+)
 def test_a_loop_takes_every_length(module: Callable[[], nn.Module]) -> None:
     model = module().eval()
     graph = _captured(model).graph

@@ -58,15 +58,15 @@ class Stepped(Layer):
         raise NotImplementedError
 
 
-def _read(q: Tensor, state: Tensor) -> Tensor:
+def read(q: Tensor, state: Tensor) -> Tensor:
     return torch.einsum("bhk,bhkv->bhv", q, state)
 
 
-def _outer(k: Tensor, v: Tensor) -> Tensor:
+def outer(k: Tensor, v: Tensor) -> Tensor:
     return k[..., None] * v[..., None, :]
 
 
-def _faint(x: Tensor) -> Tensor:
+def faint(x: Tensor) -> Tensor:
     """By factors that each show, which are 1e-12 together."""
     return 1e-3 * (1e-3 * (1e-3 * (1e-3 * x)))
 
@@ -79,8 +79,8 @@ class FixedDecay(Stepped):
         self.register_buffer("gamma", 1 - 2.0 ** (-5 - torch.arange(HEADS)))
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state * self.gamma[:, None, None] + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = state * self.gamma[:, None, None] + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class OneDecay(Stepped):
@@ -88,8 +88,8 @@ class OneDecay(Stepped):
 
     def step(self, state: Tensor, now: Now) -> Pair:
         state = 0.9 * state
-        state = state + _outer(now.k, now.b * (now.v - _read(now.k, state)))
-        return state, _read(now.q, state)
+        state = state + outer(now.k, now.b * (now.v - read(now.k, state)))
+        return state, read(now.q, state)
 
 
 class UnitKeys(Stepped):
@@ -99,8 +99,8 @@ class UnitKeys(Stepped):
         k = now.k + 0.1 * now.q
         k = k / torch.linalg.vector_norm(k, dim=-1, keepdim=True).clamp_min(1e-6)
         state = now.w[..., None] * state
-        state = state + _outer(k, now.b * (now.v - _read(k, state)))
-        return state, _read(now.q, state)
+        state = state + outer(k, now.b * (now.v - read(k, state)))
+        return state, read(now.q, state)
 
 
 class UnitKeysOfLate(Stepped):
@@ -108,24 +108,24 @@ class UnitKeysOfLate(Stepped):
 
     def step(self, state: Tensor, now: Now) -> Pair:
         k = now.k / (now.k.var(-1, keepdim=True) + 1)
-        o = _read(now.q, state)
-        return state + now.b[..., None] * _outer(k, now.v - _read(k, state)), o
+        o = read(now.q, state)
+        return state + now.b[..., None] * outer(k, now.v - read(k, state)), o
 
 
 class FeatureDecay(Stepped):
     """A parameter of each key feature."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = torch.exp(-torch.exp(self.u))[..., None] * state + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = torch.exp(-torch.exp(self.u))[..., None] * state + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class Bonus(Stepped):
     """RWKV-6: what was before, and u times the token's own."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        own = _outer(now.k, now.v)
-        return now.w[..., None] * state + own, _read(now.q, state + self.u[..., None] * own)
+        own = outer(now.k, now.v)
+        return now.w[..., None] * state + own, read(now.q, state + self.u[..., None] * own)
 
 
 class DoubledBonus(Stepped):
@@ -142,61 +142,61 @@ class Late(Stepped):
     """A delta rule whose state is read before it is updated."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        o = _read(now.q, state)
+        o = read(now.q, state)
         state = state * now.w[..., None]
-        return state + _outer(now.k, now.b * (now.v - _read(now.k, state))), o
+        return state + outer(now.k, now.b * (now.v - read(now.k, state))), o
 
 
 class FaintValues(Stepped):
     """The state beside another value's, of which drawn numbers show nothing."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state + 1e-12 * state.flip(-1) + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = state + 1e-12 * state.flip(-1) + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class FaintKeys(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state + _faint(state.flip(-2)) + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = state + faint(state.flip(-2)) + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class FaintHeads(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state + _faint(state.flip(1)) + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = state + faint(state.flip(1)) + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class FaintSum(Stepped):
     """A delta rule sums over keys anyway."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        rest = now.b * (now.v - _read(now.k, state))
-        state = state + _faint(state.sum(-2, keepdim=True)) + _outer(now.k, rest)
-        return state, _read(now.q, state)
+        rest = now.b * (now.v - read(now.k, state))
+        state = state + faint(state.sum(-2, keepdim=True)) + outer(now.k, rest)
+        return state, read(now.q, state)
 
 
 class FaintKey(Stepped):
     """What is corrected is read by a key of its own as well."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        rest = now.v - _read(now.k, state) - _faint(_read(now.k.flip(-1), state))
-        state = state + _outer(now.k, now.b * rest)
-        return state, _read(now.q, state)
+        rest = now.v - read(now.k, state) - faint(read(now.k.flip(-1), state))
+        state = state + outer(now.k, now.b * rest)
+        return state, read(now.q, state)
 
 
 class FaintQuery(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state + _outer(now.k, now.v)
-        return state, _read(now.q, state) + _faint(_read(now.q.flip(-1), state))
+        state = state + outer(now.k, now.v)
+        return state, read(now.q, state) + faint(read(now.q.flip(-1), state))
 
 
 class FaintDecay(Stepped):
     """A tenth after 10⁸ tokens."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state * (1 - 1e-9) + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = state * (1 - 1e-9) + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class OtherKey(Stepped):
@@ -205,42 +205,42 @@ class OtherKey(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
         own = F.normalize(now.k + 1, dim=-1)
         state = (
-            state * now.w[..., None] - _outer(own * now.w, _read(own, state)) + _outer(now.k, now.v)
+            state * now.w[..., None] - outer(own * now.w, read(own, state)) + outer(now.k, now.v)
         )
-        return state, _read(now.q, state)
+        return state, read(now.q, state)
 
 
 class TwoProducts(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state + _outer(now.k, now.v) + _outer(now.k.flip(-1), now.v.flip(-1))
-        return state, _read(now.q, state)
+        state = state + outer(now.k, now.v) + outer(now.k.flip(-1), now.v.flip(-1))
+        return state, read(now.q, state)
 
 
 class TwoDeltas(Stepped):
-    """DeltaProduct: each token corrects the state twice."""
+    """Each token corrects the state twice."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
         for k, v in ((now.k, now.v), (now.k.flip(-1), now.v.flip(-1))):
-            state = state + _outer(k, now.b * (v - _read(k, state)))
-        return state, _read(now.q, state)
+            state = state + outer(k, now.b * (v - read(k, state)))
+        return state, read(now.q, state)
 
 
 class TwoQueries(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state + _outer(now.k, now.v)
-        return state, _read(now.q, state) + torch.tanh(_read(now.k, state))
+        state = state + outer(now.k, now.v)
+        return state, read(now.q, state) + torch.tanh(read(now.k, state))
 
 
 class Squashed(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = torch.tanh(state + _outer(now.k, now.v))
-        return state, _read(now.q, state)
+        state = torch.tanh(state + outer(now.k, now.v))
+        return state, read(now.q, state)
 
 
 class MixedValues(Stepped):
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = state @ (torch.eye(VALUES) + 0.1) + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = state @ (torch.eye(VALUES) + 0.1) + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class SortedKeys(Stepped):
@@ -248,7 +248,7 @@ class SortedKeys(Stepped):
 
     def step(self, state: Tensor, now: Now) -> Pair:
         k = now.k.sort(-1).values
-        return state + _outer(k, now.b * (now.v - _read(k, state))), _read(now.q, state)
+        return state + outer(k, now.b * (now.v - read(k, state))), read(now.q, state)
 
 
 class DecayedSortedKeys(Stepped):
@@ -256,7 +256,7 @@ class DecayedSortedKeys(Stepped):
 
     def step(self, state: Tensor, now: Now) -> Pair:
         k, state = now.k.sort(-1).values, 0.5 * state
-        return state + _outer(k, now.b * (now.v - _read(k, state))), _read(now.q, state)
+        return state + outer(k, now.b * (now.v - read(k, state))), read(now.q, state)
 
 
 class SelectiveScan(nn.Module):
@@ -337,16 +337,16 @@ class HardDecay(Stepped):
 
     def step(self, state: Tensor, now: Now) -> Pair:
         decay = F.hardsigmoid(8 * now.q.sum(-1))
-        state = decay[..., None, None] * state + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = decay[..., None, None] * state + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class SignedDecay(Stepped):
     """A decay between -1 and 1."""
 
     def step(self, state: Tensor, now: Now) -> Pair:
-        state = torch.tanh(now.q)[..., None] * state + _outer(now.k, now.v)
-        return state, _read(now.q, state)
+        state = torch.tanh(now.q)[..., None] * state + outer(now.k, now.v)
+        return state, read(now.q, state)
 
 
 class FaintScores(SwitchingRetention):
@@ -354,7 +354,7 @@ class FaintScores(SwitchingRetention):
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().scores(q, k)
-        return scores + _faint(scores.flip(1))
+        return scores + faint(scores.flip(1))
 
 
 class Held(nn.Module):
@@ -370,7 +370,7 @@ class Held(nn.Module):
 
 READ: tuple[type[nn.Module], ...] = (
     *(FixedDecay, OneDecay, UnitKeys, UnitKeysOfLate, FeatureDecay, Bonus, DoubledBonus, Late),
-    *(DecayBefore, SharedKeys, HardDecay),
+    *(DecayBefore, SharedKeys, HardDecay, TwoProducts, TwoDeltas),
 )
 FAINT: tuple[type[nn.Module], ...] = (
     *(FaintValues, FaintKeys, FaintHeads, FaintSum, FaintKey, FaintQuery, FaintDecay),
@@ -385,8 +385,6 @@ KEPT: dict[type[nn.Module], tuple[str, str]] = {
     DecayAfterDelta: ("declined", "corrects the state as it was before it decayed"),
     ValueGatedLoop: ("declined", "is that of each value feature"),
     OtherKey: ("declined", "is read by another key"),
-    TwoProducts: ("declined", "isn't the product of one key and one value"),
-    TwoDeltas: ("declined", "isn't the product of one key and one value"),
     TwoQueries: ("declined", "read otherwise than by one query"),
     MixedValues: ("declined", "mixed by a matrix"),
     SortedKeys: ("declined", "sort of a step isn't known for all steps at once"),

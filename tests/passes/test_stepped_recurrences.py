@@ -9,8 +9,10 @@ from torch.export import Dim
 import attngraph
 from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, Remark, clone, interpret
+from attngraph.ir.dims import substitute
 from attngraph.passes import make
 from attngraph.passes.loops.raise_recurrence import RaiseRecurrence
+from tests.passes import repeated_updates as repeated
 from tests.passes import stepped_recurrences as written
 from tests.passes.linear_attentions import WIDTH
 
@@ -34,7 +36,7 @@ def _ops(graph: Graph) -> set[str]:
     return {node.op for node in graph} & {"attn.scan", "attn.linear_attention"}
 
 
-@pytest.mark.parametrize("kind", written.READ)
+@pytest.mark.parametrize("kind", [*written.READ, *repeated.READ])
 def test_it_is_read(kind: type[torch.nn.Module]) -> None:
     before, after, remarks = _compiled(kind)
     assert _ops(after) == {"attn.linear_attention"}
@@ -43,9 +45,16 @@ def test_it_is_read(kind: type[torch.nn.Module]) -> None:
         inputs = [torch.randn(3, length, WIDTH)]
         found, expected = (interpret(graph, inputs)[0] for graph in (after, before))
         torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
+    if kind in repeated.READ:
+        count = repeated.READ[kind]
+        (node,) = [node for node in after if node.op == "attn.linear_attention"]
+        tokens = substitute(node.outputs[0].shape[1], {"seq": 100})
+        assert tokens in (100 * count, 100 * count + 1)
+        (reason,) = [remark.reason for remark in remarks if remark.code == "recurrence"]
+        assert f"of {count} updates of each token" in reason
 
 
-@pytest.mark.parametrize("kind", written.FAINT)
+@pytest.mark.parametrize("kind", [*written.FAINT, *repeated.FAINT])
 def test_a_dependency_is_one_however_small_its_coefficient(kind: type[torch.nn.Module]) -> None:
     _, after, remarks = _compiled(kind)
     assert _ops(after) == {"attn.scan"}
@@ -58,12 +67,12 @@ def test_nor_does_it_vanish_in_products_under_a_mask(kind: type[torch.nn.Module]
     assert not _ops(after)
 
 
-@pytest.mark.parametrize("kind", written.KEPT)
+@pytest.mark.parametrize("kind", [*written.KEPT, *repeated.KEPT])
 def test_what_stays_a_loop_says_why(kind: type[torch.nn.Module]) -> None:
     _, after, remarks = _compiled(kind)
     assert _ops(after) == {"attn.scan"}
     (remark,) = [remark for remark in remarks if remark.code == "recurrence-kept"]
-    status, words = written.KEPT[kind]
+    status, words = (written.KEPT | repeated.KEPT)[kind]
     assert remark.status == status
     assert words in remark.reason
     assert remark.loc.file.endswith(".py")

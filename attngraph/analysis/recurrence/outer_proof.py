@@ -44,8 +44,9 @@ Numbers = dict[Value, torch.Tensor]
 def proven(
     step: OuterStep, runs: Runs, narrow: Mapping[Value, Value], shown: Value | None
 ) -> OuterStep | None:
-    """The step, with its constant decay, if the nodes between the operands, the state and both
-    results are its formula. `narrow` and `shown` are those of `read_outer_step`.
+    """The step, with its constant decay, if the nodes between the operands, the state and its
+    results, S' and with a query z, are its formula. `narrow` and `shown` are those of
+    `read_outer_step`.
     """
     region = _Region.of(step, runs, narrow, shown)
     if region is None:
@@ -59,7 +60,7 @@ def proven(
 
 
 class _Region:
-    """The nodes between the operands, the state and both results."""
+    """The nodes between the operands, the state and the results."""
 
     def __init__(
         self, step: OuterStep, runs: Runs, cut: dict[Value, Value], nodes: list[Node], fixed: Any
@@ -72,14 +73,16 @@ class _Region:
         cls, step: OuterStep, runs: Runs, narrow: Mapping[Value, Value], shown: Value | None
     ) -> _Region | None:
         cut = {narrow.get(value, value): value for value in step.operands}
+        given = {runs.state, *([] if runs.stays is None else [runs.stays])}
         leaves, nodes = backward_slice(
-            runs.results, lambda value: value in cut or value in (runs.state, shown)
+            runs.results, lambda value: value in cut or value in given or value is shown
         )
-        fixed = {leaf: runs.data(leaf) for leaf in leaves if leaf not in cut}
-        del fixed[runs.state]
+        fixed = {leaf: runs.data(leaf) for leaf in leaves if leaf not in cut and leaf not in given}
+        if runs.state not in leaves:
+            return None
         if shown is not None:
-            after, z = runs.results
-            ends = backward_slice([z], lambda each: each in cut or each in (after, shown))[0]
+            after, *seen = runs.results
+            ends = backward_slice(seen, lambda each: each in cut or each in (after, shown))[0]
             if shown in ends:
                 return None
             fixed[shown] = torch.ones((), dtype=torch.bool)
@@ -89,7 +92,7 @@ class _Region:
         numbers = Positions()
         for leaf in fixed:
             numbers.constant(leaf)
-        varied = {*cut, runs.state}
+        varied = {*cut, *given}
         for node in nodes:
             if node.op not in LAYOUT and any(
                 isinstance(x, sympy.Basic) for x in node.attrs.values()
@@ -103,12 +106,15 @@ class _Region:
                 numbers.numbers(node)
         units = step.units(runs.state)
         units.update({base: units[value] for base, value in cut.items() if value in units})
+        units.update(dict.fromkeys(given, units[runs.state]))
         if unlike(runs.results, units) is not None:
             return None
+        if runs.stays is not None:  # which no row of a shown step reads
+            memory[runs.stays] = torch.full(runs.shape, torch.nan, dtype=torch.float64)
         return cls(step, runs, cut, nodes, memory)
 
     def made(self, given: Numbers, state: torch.Tensor) -> list[torch.Tensor] | None:
-        """S' and z of a state (B, H, dk, dv)."""
+        """S' and with a query z, of a state (B, H, dk, dv)."""
         runs, step = self.runs, self.step
         memory = dict(self.fixed)
         for base, value in self.cut.items():
@@ -120,10 +126,11 @@ class _Region:
         found = runs.through(self.nodes, {**memory, runs.state: own})
         if found is None:
             return None
-        after, z = (found[value] for value in runs.results)
+        after, *seen = (found[value] for value in runs.results)
         sizes = (step.features, step.keys) if step.turned else (step.keys, step.features)
         after = after.reshape(self.rows, step.heads, *sizes)
-        return [after.mT if step.turned else after, z.reshape(self.rows, step.heads, -1)]
+        seen = [z.reshape(self.rows, step.heads, -1) for z in seen]
+        return [after.mT if step.turned else after, *seen]
 
     def drawn(self, seed: int) -> tuple[Numbers, torch.Tensor]:
         step = self.step
@@ -185,11 +192,12 @@ class _Region:
             terms = {name: x for name, x in given.items() if name not in (step.decay, step.bonus)}
             sparse = given | {name: x * half(x) for name, x in terms.items()}
             yield sparse, state * half(state)
-            q, k = sparse[query], sparse[key]
-            outside_q, outside_k = (q == 0).to(q.dtype), (k == 0).to(k.dtype)
+            k = sparse[key]
             nothing = {each: torch.zeros_like(given[each]) for each in (key, value)}
-            yield given | {key: k, value: nothing[value]}, state * outside_k[..., None]
-            if query is not key:
+            yield given | {key: k, value: nothing[value]}, state * (k == 0).to(k.dtype)[..., None]
+            if query is not None and query is not key:
+                q = sparse[query]
+                outside_q = (q == 0).to(q.dtype)
                 yield given | {query: q, key: nothing[key]}, state * outside_q[..., None]
                 yield given | {query: q, key: given[key] * outside_q}, state * 0
 
@@ -212,15 +220,16 @@ class _Region:
         made = self.made(poisoned, with_nan(state, axis, at))
         if made is None:
             return False
-        after, z = made
-        return is_apart(after, axis, at) and (axis == 2 or is_apart(z, min(axis, 2), at))
+        after, *seen = made
+        alike = axis == 2 or all(is_apart(z, min(axis, 2), at) for z in seen)
+        return alike and is_apart(after, axis, at)
 
     def _along(self, value: Value, axis: int) -> int | None:
         """Which axis of an operand that one of (B, H, dk, dv) is."""
         step = self.step
         if axis < 2:
             return None if axis == 0 and value is step.bonus else axis
-        of_values, of_keys = {step.value}, {step.key, step.query}
+        of_values, of_keys = {step.value}, {step.key, *([] if step.query is None else [step.query])}
         rows = self.runs.state.shape[0]
         for part, each in ((step.decay, rows), (step.bonus, 1)):
             if part is not None and same(

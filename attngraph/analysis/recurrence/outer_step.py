@@ -45,50 +45,82 @@ def read_outer_step(
     is below. `shown` is a predicate that holds where `after` isn't `state`: what is read is what
     the step does there, and nothing between `after` and z may read it.
     """
-    shape = state.shape[1:]
-    if len(shape) not in (2, 3) or not all(isinstance(size, int) for size in shape):
-        return None
-    heads = 1 if len(shape) == 2 else int(shape[0])
-    for turned in (False, True):
-        keys, features = (int(size) for size in (shape[-2:][::-1] if turned else shape[-2:]))
-        seen = _seen(body, state, after, rest, product([state.shape[0], heads, features]))
+    for sizes in Sizes.of(state):
+        seen = seen_through(body, state, after, rest, sizes.seen)
         if seen is None:
             continue
         runs = Runs(body, state, [after, seen], known, data)
-        for found in _Reader(runs, heads, keys, features, turned, least).read():
+        for found in Reader(runs, sizes, least).read():
             step = proven(found, runs, narrow, shown)
             if step is not None:
                 return step
     return None
 
 
-def _seen(
-    body: Graph, state: Value, after: Value, rest: Sequence[Value], elements: Dim
+@dataclass(frozen=True)
+class Sizes:
+    """Those of a state (B, H, dk, dv), or (B, H, dv, dk) if `turned`, or without one head."""
+
+    rows: Dim
+    heads: int
+    keys: int
+    features: int
+    turned: bool
+
+    @classmethod
+    def of(cls, state: Value) -> Iterator[Sizes]:
+        """The ways to read a state."""
+        shape = state.shape[1:]
+        if len(shape) not in (2, 3) or not all(isinstance(size, int) for size in shape):
+            return
+        heads = 1 if len(shape) == 2 else int(shape[0])
+        one, other = int(shape[-2]), int(shape[-1])
+        yield cls(state.shape[0], heads, one, other, False)
+        yield cls(state.shape[0], heads, other, one, True)
+
+    @property
+    def seen(self) -> Dim:
+        """Elements of z."""
+        return product([self.rows, self.heads, self.features])
+
+
+def seen_through(
+    body: Graph,
+    state: Value,
+    after: Value,
+    rest: Sequence[Value],
+    elements: Dim,
+    others: Sequence[Value] = (),
 ) -> Value | None:
-    """The first value of so many elements through which alone `rest` depends on the state."""
-    reached = forward_slice([state], body)
-    if not any(value in reached for value in rest):
+    """The first value of so many elements, but `after`, through which alone `rest` depends on the
+    state, beside what it reads of the others."""
+    leaves, behind = backward_slice(rest, {state, *others}.__contains__)
+    if state not in leaves:
         return None
-    for node in body:
+    own = set(behind)
+    nodes = [node for node in body if node in own]
+    reached = forward_slice([state], nodes)
+    for node in nodes:
         for value in node.outputs:
             if value in reached and value is not after and same(product(value.shape), elements):
-                leaves, _ = backward_slice(rest, lambda each, cut=value: each is cut)  # type: ignore[misc]
-                if state not in leaves:
+                cut = {value, state, *others}
+                if state not in backward_slice(rest, cut.__contains__)[0]:
                     return value
     return None
 
 
 @dataclass
-class _Reader:
+class Reader:
+    """Reads S' and, if the runs give it as their second result, z."""
+
     runs: Runs
-    heads: int
-    keys: int
-    features: int
-    turned: bool
+    sizes: Sizes
     least: Callable[[Value], float]
 
     def __post_init__(self) -> None:
         self.rows = self.runs.shape[0]
+        sizes = self.sizes
+        self.heads, self.keys, self.features = sizes.heads, sizes.keys, sizes.features
 
     def read(self) -> Iterator[OuterStep]:
         known = self.runs.known(0)
@@ -124,9 +156,9 @@ class _Reader:
                         whole = replace(step, value=value)
                         yield from self._sloped(whole, rate, (k, r), slope, vectors, rates)
 
-    def _step(self, query: Value, key: Value, scale: float, **more: Any) -> OuterStep:
-        seen = self.runs.results[1]
-        sizes = self.heads, self.keys, self.features, self.turned
+    def _step(self, query: Value | None, key: Value, scale: float, **more: Any) -> OuterStep:
+        seen = None if query is None else self.runs.results[1]
+        sizes = self.heads, self.keys, self.features, self.sizes.turned
         return OuterStep(query, key, key, seen, *sizes, scale=scale, **more)
 
     def _reads(
@@ -138,7 +170,11 @@ class _Reader:
         results: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor],
     ) -> Iterator[OuterStep]:
         """How z reads the state: its query, and what else is in it, without the value written."""
-        (_, z_of_zeros), (after, z), state = results
+        (_, *zeros), (after, *seen), state = results
+        if not seen:
+            yield self._step(None, key[0], 1.0)
+            return
+        z_of_zeros, z = zeros[0], seen[0]
         for query, scale in _multiples(vectors, after, z):
             yield self._step(query, key[0], scale)
         for query, scale in _multiples(vectors, state, z - z_of_zeros):
@@ -223,15 +259,15 @@ class _Reader:
 
     def _after(self, known: Mapping[Value, Any], state: torch.Tensor) -> list[torch.Tensor] | None:
         """S' (B, H, dk, dv) and z (B, H, dv)."""
-        given = (state.mT if self.turned else state).reshape(self.runs.shape)
+        turned = self.sizes.turned
+        given = (state.mT if turned else state).reshape(self.runs.shape)
         found = self.runs.after(known, given)
-        if found is None or found[1].numel() != self.rows * self.heads * self.features:
+        numbers = self.rows * self.heads * self.features
+        if found is None or any(z.numel() != numbers for z in found[1:]):
             return None
-        after = found[0].reshape(
-            self.rows, self.heads, *state.shape[-2:][:: -1 if self.turned else 1]
-        )
-        z = found[1].reshape(self.rows, self.heads, self.features)
-        return [after.mT if self.turned else after, z]
+        after = found[0].reshape(self.rows, self.heads, *state.shape[-2:][:: -1 if turned else 1])
+        seen = [z.reshape(self.rows, self.heads, self.features) for z in found[1:]]
+        return [after.mT if turned else after, *seen]
 
 
 def _multiples(

@@ -22,16 +22,17 @@ _ROWS = 2  # the least size of a dim that is drawn
 class OuterStep:
     """Operands as values of the step, their elements in the order (B, H, features).
 
-    `rate` multiplies the value. `seen` is z, (B, H, dv) in that order. The state is (B, H, dv, dk)
-    if `turned`. A decay that isn't `is_log` is a number of at least 0; `constant` is one that is
-    known, (H, 1) or (H, dk). Where z `reads_before`, it is of S and not of S', beside
-    `gain` · (Σ q ∘ w ∘ k) v, w being `bonus`, (H, dk) or (H, 1), or ones.
+    `rate` multiplies the value. `seen` is z, (B, H, dv) in that order; without a `query` nothing
+    reads the state. The state is (B, H, dv, dk) if `turned`. A decay that isn't `is_log` is a
+    number of at least 0; `constant` is one that is known, (H, 1) or (H, dk). Where z
+    `reads_before`, it is of S and not of S', beside `gain` · (Σ q ∘ w ∘ k) v, w being `bonus`,
+    (H, dk) or (H, 1), or ones.
     """
 
-    query: Value
+    query: Value | None
     key: Value
     value: Value
-    seen: Value
+    seen: Value | None
     heads: int
     keys: int
     features: int
@@ -57,8 +58,9 @@ class OuterStep:
         return units_of(self.query, self.key, self.value, **others, state=state)
 
     def run(self, given: Mapping[Value, torch.Tensor], state: torch.Tensor) -> list[torch.Tensor]:
-        """S' and z (B, H, dv) of a state (B, H, dk, dv) and operands (B, H, features)."""
-        q, k, v = given[self.query], given[self.key], given[self.value]
+        """S' and, with a query, z (B, H, dv), of a state (B, H, dk, dv) and operands
+        (B, H, features)."""
+        k, v = given[self.key], given[self.value]
         rate, beta, decay = (
             None if each is None else given[each] for each in (self.rate, self.beta, self.decay)
         )
@@ -72,6 +74,9 @@ class OuterStep:
         if beta is not None:
             v = beta * (v - (k[..., None] * state).sum(-2))
         state = state + k[..., None] * v[..., None, :]
+        if self.query is None:
+            return [state]
+        q = given[self.query]
         if not self.reads_before:
             return [state, self.scale * (q[..., None] * state).sum(-2)]
         w = q * k if self.bonus is None else q * k * given[self.bonus]
@@ -80,7 +85,11 @@ class OuterStep:
 
 
 class Runs:
-    """Runs a step on drawn numbers."""
+    """Runs a step on drawn numbers.
+
+    `stays` is what the state stays where the loop says so, if that isn't `state` itself: the step
+    is one of several, and no other reads it.
+    """
 
     def __init__(
         self,
@@ -89,8 +98,10 @@ class Runs:
         results: Sequence[Value],
         known: Sequence[Value],
         data: Callable[[Value], torch.Tensor | None],
+        stays: Value | None = None,
     ) -> None:
         self.body, self.state, self.results, self.data = body, state, results, data
+        self.stays = None if stays is state else stays
         self.leaves, nodes = backward_slice([*results, *known], lambda value: value is state)
         reached = forward_slice([state], nodes)
         self.behind = [node for node in nodes if node.outputs[0] in reached]

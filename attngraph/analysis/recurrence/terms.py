@@ -163,19 +163,21 @@ class Unread:
     what: str
 
 
-def fused(made: Node, loc: Loc) -> Remark:
-    """What a remark says of an `attn.linear_attention`."""
+def fused(made: Node, loc: Loc, updates: int = 1) -> Remark:
+    """What a remark says of an `attn.linear_attention`, of so many updates of each token."""
     rule = "Linear attention" if input_of(made, "beta") is None else "A delta rule"
     decaying = "" if input_of(made, "decay") is None else " with a decay"
     past = input_of(made, "past")
     state = "" if past is None or Intervals().of(past) == (0, 0) else ", from a given state on,"
+    end = "" if state else ","
+    several = "" if updates == 1 else f", of {updates} updates of each token{end}"
     what = "is one operator"
     if is_by_channel(made):
         what = "has a state for each channel, and is a Scan over tokens, the faster form of these"
     return Remark(
         "fused",
         "recurrence",
-        f"{rule}{decaying}{state} {what}.",
+        f"{rule}{decaying}{several}{state} {what}.",
         loc,
         op="attn.linear_attention",
         node=made.outputs[0].name,

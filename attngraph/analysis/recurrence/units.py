@@ -52,7 +52,7 @@ class _UnlikeError(Exception):
 
 
 def units_of(
-    query: Value,
+    query: Value | None,
     key: Value,
     value: Value | None,
     *,

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
+
 from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.analysis.layout.element_ids import is_pointwise
 from attngraph.analysis.layout.moves import permutation
@@ -51,6 +53,8 @@ def rule_of(node: Node) -> Rule | None:
         return None
     if not all(isinstance(value.type, TensorType) for value in values):
         return None
+    if node.op == _INDEX and [v is None or v.dtype for v in node.inputs[1:]] != [torch.int64]:
+        return None  # several indices, or a mask
     return _RULES.get(node.op) or (_POINTWISE if is_pointwise(node) else None)
 
 
@@ -263,18 +267,18 @@ def _inserted(term: str, letter: str, behind: int) -> str:
 
 
 class _Embedding(Rule):
-    """Rows of a table, one for each index."""
+    """Rows of a table (N, …), one for each index."""
 
     def carriers(self, node: Node) -> range:
         return range(1, 2)
 
     def tracks(self, node: Node) -> Sequence[Track]:
-        features = len(node.output.shape) - 1
-        return [(None, features), tuple(range(features))]
+        rank, places = len(node.output.shape), _rank(node.inputs[1])
+        return [(None, *range(places, rank)), tuple(range(places))]
 
     def batched(self, node: Node, behind: Behind, size: Dim) -> Batched | None:
-        place = behind[1]
-        return None if place is None else Batched(node.op, node.attrs, place + 1)
+        place, features = behind[1], _rank(node.inputs[0]) - 1
+        return None if place is None else Batched(node.op, node.attrs, place + features)
 
 
 class _Stack(Rule):
@@ -430,6 +434,7 @@ def _normalised(node: Node) -> int:
     return len(attribute(node, "normalized_shape"))
 
 
+_INDEX = "aten.index.Tensor"
 _POINTWISE = _Aligned()
 _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Aligned(_one, 1), "aten.linear attn.rms_norm attn.bias_gelu attn.quick_gelu"),
@@ -447,7 +452,7 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Along(_reduces), "aten.max.dim aten.min.dim"),
     (_Product(), "aten.matmul aten.mm aten.bmm"),
     (_Einsum(), "aten.einsum"),
-    (_Embedding(), "aten.embedding"),
+    (_Embedding(), f"aten.embedding {_INDEX}"),
     (_Stack(), "aten.stack"),
     (_Pad(), "aten.pad aten.constant_pad_nd"),
     (_SelectScatter(), "aten.select_scatter"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
 from attngraph.frontend.rewording.loop_choices import Choosing
 from attngraph.frontend.rewording.loop_lists import Unread
-from attngraph.frontend.rewording.loop_names import loaded, read_first, stored, stored_in
+from attngraph.frontend.rewording.loop_names import counted, loaded, read_first, stored, stored_in
 from attngraph.frontend.rewording.loop_statements import (
     Plain,
     added_to,
@@ -85,6 +85,7 @@ class Body:
         self.changed = self._changed(statements)
         for statement in statements:
             self._fill(statement)
+        self.counted = counted(index, statements)
         slices = _Slices(self)
         self.statements = [slices.visit(statement) for statement in statements]
         unset = [f"{name} = {HELPERS}.nothing" for name in self.some]
@@ -343,7 +344,7 @@ class _Slices(ast.NodeTransformer):
             self.generic_visit(node)
             names = loaded([node.slice])
             # A loop within this one may take slices of its own.
-            is_open = self._body.index in names if self._depth else bool(names)
+            is_open = names & self._body.counted if self._depth else names
             return self._of_numbers(node) if is_open else node
         taken, rest = found
         own = next((name for name, row in self._body.rows.items() if row == taken), None)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+_ARITHMETIC = (
+    *(ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop),
+    *(ast.Name, ast.Attribute, ast.Constant, ast.expr_context),
+)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -46,6 +50,23 @@ def read_first(statements: Iterable[ast.stmt], known: set[str]) -> tuple[set[str
                 if isinstance(part, (ast.Assign, ast.AnnAssign)):
                     known = known | stored([part])
     return read, known
+
+
+def counted(index: str, statements: Iterable[ast.stmt]) -> set[str]:
+    """The index of a loop, and the names of sums and products in which it is, as `t * n + j`."""
+    assigned = [
+        (each.targets[0].id, each.value)
+        for part in statements
+        for each in ast.walk(part)
+        if isinstance(each, ast.Assign)
+        and isinstance(each.targets[0], ast.Name)
+        and all(isinstance(inner, _ARITHMETIC) for inner in ast.walk(each.value))
+    ]
+    found, known = {index}, set[str]()
+    while found != known:
+        known = set(found)
+        found |= {name for name, value in assigned if loaded([value]) & known}
+    return found
 
 
 def read_after(function: ast.FunctionDef, loop: ast.For) -> set[str]:

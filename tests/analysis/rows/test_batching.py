@@ -91,6 +91,8 @@ SAMPLES: list[tuple[Any, ...]] = [
     ("aten.einsum", {"equation": "bqd,d->bq"}, _X, (4,)),
     ("aten.einsum", {"equation": "bqd->"}, _X),
     ("aten.embedding", {}, (9, 4), (_INDEX, 2, 3)),
+    ("aten.index.Tensor", {}, (9, 4, 2), (_INDEX, 3)),
+    ("aten.index.Tensor", {}, (9,), (_INDEX, 2, 3)),
     ("aten.pad", {"pad": [1, 2]}, _X),
     ("aten.pad", {"pad": [0, 0, 1, 0]}, _X),
     ("aten.constant_pad_nd", {"pad": [0, -1], "value": 1.0}, _X),
