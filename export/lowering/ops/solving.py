@@ -25,43 +25,50 @@ from attngraph.ir.ops import attribute, input_of
 
 @register_lowering("aten.linalg_lu")
 def lower_lu(ctx: LoweringContext, node: Node) -> Sequence[ir.Value] | None:
-    """A = P L U, by partial pivoting that leaves each row at its place and marks those it took.
-
-    The pivots in their order are U, where they stood is P, and the multiples of them that were
-    taken from the rows that were free are the columns of L.
+    """A = P L U by partial pivoting, as LAPACK has it: step k exchanges row k with the first of
+    those below it that has the largest number in column k, and takes multiples of it from the
+    others. The multiples stand where they leave zeros.
     """
     matrix = input_of(node, "A")
     if not attribute(node, "pivot") or not _is_square(matrix):
         return None
     type = matrix.tensor_type
     *batch, size, _ = type.shape
+    row, places = TensorType(type.dtype, (size,)), TensorType(torch.int64, (*batch, size, 1))
 
-    def step(rest: Tensor, free: Tensor, column: Tensor) -> Sequence[Tensor]:
-        ahead = rest @ column[:, None]
-        largest = torch.where(free, ahead.abs(), -1).argmax(-2, keepdim=True)
-        is_pivot = torch.arange(rest.shape[-1])[:, None] == largest
-        chosen = is_pivot.to(rest.dtype)
-        pivot = chosen.mT @ rest
-        free = free & ~is_pivot
-        factor = torch.where(free, ahead / (pivot @ column[:, None]), 0)
-        rows = (pivot.squeeze(-2), chosen.squeeze(-1), (factor + chosen).squeeze(-1))
-        return (rest - factor * pivot, free, *rows)
+    def step(rest: Tensor, places: Tensor, unit: Tensor, below: Tensor) -> Sequence[Tensor]:
+        is_own, is_below = unit[:, None] > 0, below[:, None]
+        weight = torch.where(is_own | is_below, (rest @ unit[:, None]).abs(), -1)
+        is_pivot = torch.arange(rest.shape[-1])[:, None] == weight.argmax(-2, keepdim=True)
+        own, pivot = unit[None] @ rest, is_pivot.to(rest.dtype).mT @ rest
+        rest = torch.where(is_own, pivot, torch.where(is_pivot, own, rest))
+        ahead = rest @ unit[:, None]
+        # Where the pivot is 0, so is all below it, and nothing is to be taken.
+        factor = torch.where(is_below & (ahead != 0), ahead / (pivot @ unit[:, None]), 0)
+        left = rest - factor * torch.where(below, pivot, 0)
+        first, second = (
+            torch.where(each, places, 0).sum(-2, keepdim=True) for each in (is_own, is_pivot)
+        )
+        places = torch.where(is_own, second, torch.where(is_pivot, first, places))
+        return torch.where(is_below & (unit > 0), factor, left), places
 
-    free = TensorType(torch.bool, (*batch, size, 1))
-    _, _, upper, chosen, factors = _loop(
+    numbers = ctx.op("Range", *(ctx.number(each, torch.int64) for each in (0, size, 1)))
+    column = ctx.reshape(numbers, [size], [size, 1])
+    both, order = _loop(
         ctx,
         step,
-        {"rest": (type, ctx.value(matrix)), "free": (free, _filled(ctx, True, free))},
-        {"column": (TensorType(type.dtype, (size,)), _unit(ctx, type))},
-        gives=3,
+        {
+            "rest": (type, ctx.value(matrix)),
+            "places": (places, ctx.expand(column, [size, 1], places.shape)),
+        },
+        {"unit": (row, _unit(ctx, type)), "below": (_flags(row), _triangle(ctx, type, 1))},
     )
-    by_row = [*range(1, len(batch) + 1), 0, len(batch) + 1]  # of (n, *batch, n), steps first
-    by_column = [*range(1, len(batch) + 2), 0]
-    order = ctx.op("Transpose", chosen, perm=by_row)
+    rank = len(type.shape)
+    turned = ctx.op("Transpose", order, perm=[*range(rank - 2), rank - 1, rank - 2])
     return [
-        ctx.op("Transpose", chosen, perm=by_column),
-        ctx.op("MatMul", order, ctx.op("Transpose", factors, perm=by_column)),
-        ctx.op("Trilu", ctx.op("Transpose", upper, perm=by_row), upper=1),  # the rest is rounding
+        ctx.cast(ctx.op("Equal", column, turned), type.dtype),
+        ctx.op("Add", ctx.op("Trilu", both, ctx.constant(-1), upper=0), _unit(ctx, type)),
+        ctx.op("Trilu", both, upper=1),
     ]
 
 
@@ -83,9 +90,6 @@ def lower_cholesky(ctx: LoweringContext, node: Node) -> Sequence[ir.Value] | Non
         made = torch.where(below[:, None], rest / torch.sqrt(corner), 0)
         return (lower + made * unit, corner[..., 0, 0])
 
-    unit = _unit(ctx, type)
-    ones = ctx.cast(_filled(ctx, 1.0, TensorType(type.dtype, type.shape[-2:])), type.dtype)
-    below = ctx.cast(ctx.op("Trilu", ones, upper=1), torch.bool)  # row k: the places from k on
     order = [*range(len(type.shape))]
     order = [order.pop(-2 if is_upper else -1), *order]
     columns = ctx.op("Transpose", ctx.value(matrix), perm=order)
@@ -94,8 +98,8 @@ def lower_cholesky(ctx: LoweringContext, node: Node) -> Sequence[ir.Value] | Non
         step,
         {"lower": (type, _filled(ctx, 0.0, type))},
         {
-            "unit": (row, unit),
-            "below": (TensorType(torch.bool, row.shape), below),
+            "unit": (row, _unit(ctx, type)),
+            "below": (_flags(row), _triangle(ctx, type, 0)),  # and the corner itself
             "column": (TensorType(type.dtype, type.shape[:-1]), columns),
         },
         gives=1,
@@ -217,6 +221,17 @@ def _unit(ctx: LoweringContext, type: TensorType) -> ir.Value:
         return ctx.constant(torch.eye(size, dtype=type.dtype), name="unit")
     ones = _filled(ctx, 1.0, TensorType(type.dtype, (size, size)))
     return ctx.op("Trilu", ctx.op("Trilu", ones, upper=1), upper=0)
+
+
+def _triangle(ctx: LoweringContext, type: TensorType, first: int) -> ir.Value:
+    """A row for each column of a matrix that is true from `first` places behind it on."""
+    size = type.shape[-1]
+    ones = _filled(ctx, 1.0, TensorType(type.dtype, (size, size)))
+    return ctx.cast(ctx.op("Trilu", ones, ctx.constant(first), upper=1), torch.bool)
+
+
+def _flags(type: TensorType) -> TensorType:
+    return TensorType(torch.bool, type.shape)
 
 
 def _filled(ctx: LoweringContext, number: float | bool, type: TensorType) -> ir.Value:

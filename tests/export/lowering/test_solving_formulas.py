@@ -158,6 +158,27 @@ def test_what_torch_raises_an_error_for_is_no_number() -> None:
     assert torch.isnan(run(session, (indefinite,))[0]).any()
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0.0, 0, 0], [0, 0, 0], [0, 0, 0]],
+        [[1.0, 1, 2], [1, 1, 4], [3, 3, 7]],
+        [[0.0, 1, 2], [0, 3, 4], [0, 5, 1]],
+        [[1.0, 2, 4], [2, 4, 8], [0, 0, 1]],
+    ],
+    ids=str,
+)
+def test_pivots_are_those_of_torch_where_several_will_do(rows: list[list[float]]) -> None:
+    def made(x: Tensor) -> tuple[Tensor, ...]:
+        order, lower, upper = torch.linalg.lu(x)
+        return order, order @ lower @ upper, upper.diagonal(), *torch.linalg.slogdet(x)
+
+    x = torch.tensor(rows)
+    actual = run(session_of(lower(capture(module(made, 1), (x,)).graph)), (x,))
+    for ours, theirs in zip(actual, made(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_info_tells_where_a_factor_ends() -> None:
     singular = torch.tensor(
         [[[1.0, 2, 3], [2, 4, 6], [0, 1, 1]], [[1, 0, 0], [0, 2, 0], [0, 0, 3]]]
