@@ -60,8 +60,9 @@ def computed(operand: Operand) -> Operand:
 
 def pair_of(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operand] | None:
     """(Q, K): the side that has the key axis is K; None where both or neither have it."""
+    sides = [computed(side).atoms for side in product.sides]  # axes may be split on the way up
     wanted = set(resolve(keys))
-    left, right = (wanted & set(computed(side).atoms) for side in product.sides)
+    left, right = (wanted & set(resolve(atoms)) for atoms in sides)
     if right == wanted and not left:
         return product.left, product.right
     if left == wanted and not right:

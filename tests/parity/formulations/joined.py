@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tests.parity.formulations.kit import K, Q, V, formulation
 
@@ -120,3 +121,20 @@ class PersistentMemory(nn.Module):
         scores = torch.cat([self.keys(q), torch.einsum("bhsd,bhtd->bhst", q, k)], dim=3)
         first, rest = (scores / 6**0.5).softmax(3).split([4, k.shape[2]], dim=3)
         return torch.matmul(first, self.values) + torch.matmul(rest, v)
+
+
+@formulation(*["b 12 4 6"] * 3)
+def joined_focal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Focal attention: the window of a map that a query is in, beside what all windows pool."""
+
+    def windows(x: Tensor) -> Tensor:
+        tiles = x.reshape(-1, 2, 6, 2, 2, 3, 2).permute(0, 3, 5, 1, 4, 6, 2)
+        return tiles.reshape(-1, 6, 2, 4, 6)
+
+    def pooled(x: Tensor) -> Tensor:
+        tokens = functional.avg_pool2d(x, 2).reshape(-1, 1, 2, 6, 6).mT
+        return tokens.expand(-1, 6, -1, -1, -1)
+
+    q = windows(q) * 0.4
+    scores = torch.cat([q @ windows(k).mT, q @ pooled(k).mT], -1)
+    return _both(scores.softmax(-1), windows(v), pooled(v))
