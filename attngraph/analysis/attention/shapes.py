@@ -94,12 +94,13 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
 
 
 def _is_joined(node: Node | None) -> bool:
-    """A sum of queries and keys, or a projection of their concatenation."""
-    if node is None or node.op == "aten.add.Tensor":
-        return node is not None
-    source = node.inputs[0] if node.op == "aten.linear" else None
-    above = None if source is None else origin(source, is_layout).producer
-    return above is not None and above.op == "aten.cat"
+    """A sum of queries and keys, or a projection of their concatenation, but of no products."""
+    if node is not None and node.op == "aten.linear" and node.inputs[0] is not None:
+        node = origin(node.inputs[0], is_layout).producer
+        is_joined = node is not None and node.op == "aten.cat"
+    else:
+        is_joined = node is not None and node.op == "aten.add.Tensor"
+    return node is not None and is_joined and not any(map(is_product, sources(node)))
 
 
 def renormalised(anchor: Node, axes: Axes, logits: Logits, keys: Sequence[Atom]) -> Declined | None:

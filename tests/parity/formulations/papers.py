@@ -134,6 +134,25 @@ class ContextualPositions(_Projections):
         return self.out(_joined((scores + bias).softmax(-1) @ value))
 
 
+@formulation(SELF, dynamic="b s")
+class AdaptedBias(_Projections):
+    """DAPE: what is added to the scores is made of them, and of a bias, across the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Sequential(nn.Linear(2 * H, 6), nn.LeakyReLU(), nn.Linear(6, H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)
+        place = torch.arange(x.shape[1])
+        bias = -(place[:, None] - place).abs() * torch.tensor([0.5, 0.25, 0.125])[:, None, None]
+        scores = query @ key.mT / D**0.5
+        both = torch.cat([scores, bias.expand_as(scores)], 1).permute(0, 2, 3, 1)
+        scores = scores + bias + self.mix(both).permute(0, 3, 1, 2)
+        scores = scores.masked_fill(place > place[:, None], float("-inf"))
+        return self.out(_joined(scores.softmax(-1) @ value))
+
+
 @formulation("b 12 m", dynamic="b")
 class LookAround(_Projections):
     """Local attention in blocks that also see the blocks on either side, padded by -1."""
