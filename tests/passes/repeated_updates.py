@@ -183,9 +183,10 @@ FAINT: tuple[type[nn.Module], ...] = (FaintBetween, FaintSecondRead)
 """Near misses by terms that are too small to show on drawn numbers."""
 KEPT: dict[type[nn.Module], tuple[str, str]] = {
     **dict.fromkeys(
-        (ErrorHandedOn, AtOnce, OneIsPlain, MixedBetween, DecayBehind, BothEnds, SumOfTwo),
+        (ErrorHandedOn, AtOnce, OneIsPlain, DecayBehind, BothEnds, SumOfTwo),
         ("declined", "isn't the product of one key and one value"),
     ),
+    MixedBetween: ("declined", "mixed by a matrix"),
     SquashedBetween: ("declined", "no linear function of the state, for tanh"),
 }
 """What becomes of a loop that no operator computes, and what its remark says."""
