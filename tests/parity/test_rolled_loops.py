@@ -297,6 +297,32 @@ def test_a_loop_within_a_step_is_unrolled_there() -> None:
     _is_right(optimized, module, x)
 
 
+class Resetting(nn.Module):
+    """Each step chooses by the values of its state: of few steps, too, there are many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            state = self.map(state) + x[:, t]
+            if state.norm() > 3:
+                state = -state * 0.5
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+def test_few_steps_that_choose_by_values_are_a_loop() -> None:
+    module, x = Resetting().eval(), torch.randn(2, 12, WIDTH)
+    optimized = attngraph.optimize(module, (x,))
+    assert _ops(optimized).count("Scan") == 1
+    for times in (0.0, 0.5, 1.0, -2.0):
+        _is_right(optimized, module, x * times)
+
+
 class Remaining(nn.Module):
     """Divides by how much of its loop remains, a size that no input of a step has."""
 

@@ -125,7 +125,7 @@ def steps_in_a_row(graph: Graph, least: int = _LEAST_TOLD) -> Iterator[tuple[int
                 prefixes = [
                     sum(1 << at for at in items[:size]) for size in range(2, len(items) + 1)
                 ]
-                if not all(prefix in changed for prefix in prefixes):
+                if len(prefixes) < 2 or not all(prefix in changed for prefix in prefixes):
                     continue
                 inside = changed[prefixes[-2]]  # what depends on all places may lie after the loop
                 steps = each.source.shape[each.dim]
