@@ -81,7 +81,7 @@ def compile_model(
     for the passes; it returns the inputs that parity is checked on, and where a cache is static,
     its buffers. Large weights are `staged` where the result will be saved.
     """
-    check_version()
+    check_version(provider=options.device.provider)
     compilation = Compilation.of(model, options, prepare, staged)
     compilation.rewrite()
     try:
@@ -129,7 +129,7 @@ def _exact_note(reassociated: Sequence[Reassociation]) -> str:
 
 def analyse(model: Model, options: Options = DEFAULTS) -> tuple[Graph, Report]:
     """Capture and passes only: the optimised graph and a report of its attention sites."""
-    check_version()
+    check_version(provider=options.device.provider)
     report = Report(model.source, str(options.device), "fp32")
     with stage("capture", report):
         graph = followed(model).graph

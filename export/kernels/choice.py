@@ -18,12 +18,12 @@ from attngraph.export.kernels.table import (
     KERNELS,
     LEGAL,
     PRIMITIVE,
-    VERSIONS,
+    RUN,
     Form,
     Kernel,
     Legal,
 )
-from attngraph.export.target import Target
+from attngraph.export.target import Provider, Target
 from attngraph.ir import Graph, Node
 
 
@@ -93,20 +93,21 @@ def version_of(text: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def is_known(text: str) -> bool:
+def is_known(text: str, provider: Provider = "cpu") -> bool:
     """Whether the kernel table covers an onnxruntime, so that a model can be compiled for it."""
-    return any(version_of(text) in versions for versions in VERSIONS)
+    return version_of(text) in RUN[provider]
 
 
-def check_version(text: str | None = None) -> None:
+def check_version(text: str | None = None, provider: Provider = "cpu") -> None:
     """Raises ProviderError for an onnxruntime that the kernel table knows nothing about."""
     text = text or onnxruntime.__version__
-    if is_known(text):
+    if is_known(text, provider):
         return
-    known = ", ".join(f"{versions}" for versions in VERSIONS)
+    known = RUN[provider]
+    on, name = ("", "onnxruntime") if provider == "cpu" else (" on CUDA", "onnxruntime-gpu")
     raise ProviderError(
-        f"The kernel table has no row for onnxruntime {text}: it knows {known}. Install one of "
-        f'them, for example with pip install "onnxruntime-gpu=={VERSIONS[-1]}.*".'
+        f"The kernel table has no row for onnxruntime {text}{on}: it knows {known}. Install one of "
+        f'them, for example with pip install "{name}=={known.newest}".'
     )
 
 
@@ -116,7 +117,7 @@ def choose(facts: Facts, target: Target, version: str | None = None) -> Choice:
     Raises ProviderError where the table has no row for that onnxruntime.
     """
     version = version or onnxruntime.__version__
-    check_version(version)
+    check_version(version, target.provider)
     return _choose(facts, target, version_of(version))
 
 

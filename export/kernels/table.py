@@ -9,6 +9,7 @@ onnxruntime's source or documentation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +48,20 @@ class Versions:
         return isinstance(version, tuple) and self.first <= version[:2] < self.end
 
     def __str__(self) -> str:
-        return f"{self.first[0]}.{self.first[1]}"
+        (major, first), (_, end) = self.first, self.end
+        return " or ".join(f"{major}.{minor}" for minor in range(first, end))
+
+    @property
+    def newest(self) -> str:
+        """A version of pip's that takes the last of them."""
+        return f"{self.end[0]}.{self.end[1] - 1}.*"
 
 
-RUN = Versions((1, 31), (1, 32))
+RUN: Mapping[Provider, Versions] = {
+    "cpu": Versions((1, 31), (1, 33)),
+    "cuda": Versions((1, 31), (1, 32)),
+}
+"""The onnxruntime releases whose kernels were read or run, for each provider."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,11 @@ class Legal:
     must: frozenset[str] = frozenset()
     sm: int = 0
     source: str = "R"
-    versions: Versions = RUN
+
+    @property
+    def versions(self) -> Versions:
+        """The onnxruntime releases for which this holds."""
+        return RUN[self.provider]
 
 
 @dataclass(frozen=True)
@@ -139,7 +154,11 @@ class Kernel:
     needs: tuple[str, ...] = ()
     sm: int = 0
     source: str = "D"
-    versions: Versions = RUN
+
+    @property
+    def versions(self) -> Versions:
+        """The onnxruntime releases for which this holds."""
+        return RUN[self.provider]
 
 
 _ANY = frozenset({CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP})
@@ -316,8 +335,3 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel((MULTI_HEAD,), "cpu", _CPU, "CPU Flash", 20, source="R"),
     Kernel((PRIMITIVE,), "cpu", _EVERY, "separate kernels", 41, source="R"),
 )
-
-VERSIONS = tuple(
-    dict.fromkeys([*(row.versions for row in LEGAL), *(row.versions for row in KERNELS)])
-)
-"""The onnxruntime releases that the table covers."""

@@ -13,9 +13,10 @@ import onnxruntime
 import torch
 
 from attngraph.export.kernels.choice import is_known
-from attngraph.export.kernels.table import VERSIONS
+from attngraph.export.kernels.table import RUN
 from attngraph.export.kernels.weight_only import FORMS, cost_on_cpu
 from attngraph.export.runtime.providers import installed, preload_cuda
+from attngraph.export.target import Provider
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 _LIBRARY = re.compile(r"^(?:.*/)?(?P<name>[^:/]+?\.(?:so[.\d]*|dll))\b")
@@ -79,13 +80,14 @@ def _packages(facts: Environment) -> Iterator[Finding]:
     gpu = facts.packages.get("onnxruntime-gpu")
     name = "onnxruntime-gpu" if gpu else "onnxruntime"
     used = facts.packages.get(name)
-    if used is not None and not is_known(used):
-        known = ", ".join(map(str, VERSIONS))
+    provider: Provider = "cuda" if gpu else "cpu"
+    if used is not None and not is_known(used, provider):
+        known = RUN[provider]
         yield Finding(
             "problem",
             name,
             f"onnxruntime {used} runs files, and compiles none: the kernel table knows {known}.",
-            f'pip install "{name}=={VERSIONS[-1]}.*"',
+            f'pip install "{name}=={known.newest}"',
         )
     if gpu and "onnxruntime" in facts.packages:
         yield Finding(

@@ -80,6 +80,7 @@ def test_torch_load_goes_by_the_extension(tmp_path: Path) -> None:
         torch.load(tmp_path / "w.safetensors", weights_only=True)
 
 
+@pytest.mark.skipif(onnxruntime.__version__ >= "1.32", reason="1.32 takes them")
 def test_onnxruntime_rejects_bools_of_torch() -> None:
     with pytest.raises(RuntimeError, match="Unsupported code"):
         onnxruntime.OrtValue.from_dlpack(torch.ones(3, dtype=torch.bool))

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+import onnxruntime
 import torch
 
 from attngraph import dialect
 from attngraph.errors import AttngraphError
 from attngraph.export.kernels import Choice
+from attngraph.export.kernels.choice import version_of
 from attngraph.export.lowering.lower import lower
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target, parse_target
@@ -53,8 +55,8 @@ class Case:
     zeros, as in a session, unless it is `strict`.
 
     `undefined` is where PyTorch promises nothing, `because` of what. A case with a `difference` is
-    one that onnxruntime gets wrong, and the sentence says how: a case that it gets right fails.
-    `choice` is the form of its attentions.
+    one that onnxruntime gets wrong, `until` a release of it, and the sentence says how: a case that
+    it gets right fails. `choice` is the form of its attentions.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Case:
     undefined: Where | None = None
     because: str = ""
     difference: str = ""
+    until: tuple[int, int] = (99, 0)
     choice: Choice | None = None
 
 
@@ -87,7 +90,8 @@ class Found:
 
     @property
     def is_as_known(self) -> bool:
-        return self.kind != "differs" if not self.case.difference else self.kind == "differs"
+        is_wrong = self.case.difference and version_of(onnxruntime.__version__) < self.case.until
+        return self.kind == "differs" if is_wrong else self.kind != "differs"
 
     def __str__(self) -> str:
         return f"{self.case.name} on {dtype_name(self.dtype)} {self.kind}: {self.detail}"

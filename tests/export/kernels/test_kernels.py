@@ -140,13 +140,22 @@ def test_equal_times_are_told_once() -> None:
     assert found.why_not == "it is no faster: either took 0.15 ms at 64 queries, as measured"
 
 
-@pytest.mark.parametrize("version", ["1.30.2", "1.32.0", "2.0.0", "unknown"])
+@pytest.mark.parametrize("version", ["1.30.2", "1.33.0", "2.0.0", "unknown"])
 def test_an_unknown_onnxruntime_is_an_error(version: str) -> None:
-    with pytest.raises(ProviderError, match=r"no row for onnxruntime .* it knows 1\.31"):
+    with pytest.raises(ProviderError, match=r"no row for onnxruntime .* it knows 1\.31 or 1\.32\."):
         choose(FACTS, Target("cpu"), version)
-    with pytest.raises(ProviderError, match="pip install"):
+    with pytest.raises(ProviderError, match=r'pip install "onnxruntime==1\.32\.\*"'):
         check_version(version)
     check_version("1.31.0.dev20260101")
+    check_version("1.32.0")
+
+
+def test_an_onnxruntime_that_no_cuda_was_met_with_compiles_for_the_cpu_alone() -> None:
+    choose(FACTS, Target("cpu"), "1.32.0")
+    with pytest.raises(
+        ProviderError, match=r"onnxruntime 1\.32\.0 on CUDA: it knows 1\.31\. .*gpu=="
+    ):
+        choose(FACTS, parse_target("cuda:sm90"), "1.32.0")
 
 
 TIMES = {

@@ -43,21 +43,28 @@ def test_both_onnxruntimes_are_a_problem() -> None:
 
 
 def test_an_onnxruntime_that_nothing_can_be_compiled_for_is_a_problem() -> None:
-    for version in ("1.24.1", "1.30.0", "1.32.0"):
-        (found,) = findings(packages={"onnxruntime": version})
+    for name, version, fix in (
+        ("onnxruntime", "1.24.1", "1.32.*"),
+        ("onnxruntime", "1.30.0", "1.32.*"),
+        ("onnxruntime", "1.33.0", "1.32.*"),
+        ("onnxruntime-gpu", "1.32.0", "1.31.*"),
+    ):
+        (found,) = findings(packages={name: version})
         assert found.level == "problem"
         assert found.message.startswith(f"onnxruntime {version} runs files, and compiles none")
-        assert found.fix == 'pip install "onnxruntime==1.31.*"'
+        assert found.fix == f'pip install "{name}=={fix}"'
 
 
 def test_pip_installs_no_onnxruntime_but_those_that_compile() -> None:
     """What pyproject.toml allows is what the kernel table knows, in each of its lines."""
-    allowed = re.findall(r"onnxruntime[^<>=;\"]*([<>=][^;\"]*)", PROJECT.read_text("utf-8"))
+    text = PROJECT.read_text("utf-8")
+    allowed = re.findall(r"onnxruntime(-gpu)?[^<>=;\"]*([<>=][^;\"]*)", text)
     assert len(allowed) == 3
-    for text in allowed:
+    for gpu, text in allowed:
         range_ = SpecifierSet(text)
         for minor in range(20, 40):
-            assert (f"1.{minor}.1" in range_) is is_known(f"1.{minor}.1"), text
+            known = is_known(f"1.{minor}.1", "cuda" if gpu else "cpu")
+            assert (f"1.{minor}.1" in range_) is known, text
 
 
 def test_missing_libraries_are_named_with_the_pinned_extra() -> None:
