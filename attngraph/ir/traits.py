@@ -78,6 +78,8 @@ def _tagged(tag: torch.Tag) -> Callable[[OpDef], bool]:
 
 def _trait(name: str, aten: str = "", holds: Callable[[OpDef], bool] = _never) -> Trait:
     """A trait of the ATen ops that are listed, and of those whose definition says so."""
+    if name in TRAITS:
+        raise ValueError(f"There is a trait {name!r} already.")
     trait = Trait(name, holds, frozenset(f"aten.{op}" for op in aten.split()))
     TRAITS[name] = trait
     return trait
@@ -202,7 +204,7 @@ POINTWISE = _trait(
 MATMUL = _trait("matmul", "matmul bmm mm mv dot einsum")  # of operands and nothing else
 SOLVE = _trait("solve", "linalg_solve_triangular")  # the inverse of one operand times the other
 INVERSE = _trait("inverse", "linalg_inv inverse linalg_solve")  # an error where there is none
-ROOT = _trait("root", "linalg_cholesky cholesky")  # an error unless it is positive definite
+CHOLESKY = _trait("cholesky", "linalg_cholesky cholesky")  # an error unless positive definite
 MATRIX = _trait(  # of a matrix as a whole: factors, what is solved with them, determinants, powers
     "matrix",
     "linalg_lu linalg_qr linalg_cholesky_ex linalg_inv_ex _linalg_solve_ex cholesky_inverse "

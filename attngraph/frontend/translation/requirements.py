@@ -18,7 +18,7 @@ from attngraph.errors import listed
 from attngraph.frontend.watching.asked import marked
 from attngraph.frontend.watching.locations import Locator
 from attngraph.ir.ops import op_name
-from attngraph.ir.traits import INVERSE, ROOT
+from attngraph.ir.traits import CHOLESKY, INVERSE
 
 _ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 _ITEMS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
@@ -54,7 +54,7 @@ def _required(program: ExportedProgram) -> Iterator[str]:
         elif node.target is torch.ops.aten._assert_scalar.default:
             yield from _of_numbers(node, read, sizes)
         elif node in given and isinstance(node.target, torch._ops.OpOverload):
-            for trait, needed in ((INVERSE, "has an inverse"), (ROOT, "is positive definite")):
+            for trait, needed in ((INVERSE, "has an inverse"), (CHOLESKY, "is positive definite")):
                 if op_name(node.target) in trait:
                     yield f"the matrix at {locator.of(node)} {needed}"
 
