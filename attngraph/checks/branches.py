@@ -29,7 +29,7 @@ from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
 from attngraph.frontend.rewording.branches import is_assertion, recorded_sides
-from attngraph.frontend.rewording.hit_loops import all_turns, are_same
+from attngraph.frontend.rewording.hit_loops import all_turns, are_same, is_in_a_turn
 from attngraph.frontend.tracing.trace_errors import chooses
 from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import quote
@@ -150,7 +150,7 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
     Of zeros x · 2 and −x are the same: inputs of one number say nothing, and outputs of one only if
     other inputs give it as well. A place that asks several times in a run, as in each layer, has
     the other side only if it was seen each time: to leave after the last layer is to go on after
-    it. None where the trace is seen to be wrong.
+    it. The turns of experts are alike. None where the trace is seen to be wrong.
     """
     check.all_references()
     roles, turns = roles_of(check.pristine, captured.args), _Turns()
@@ -197,7 +197,7 @@ class _Turns:
         self._runs.append({})
 
     def add(self, place: Place, said: bool) -> None:
-        if self._runs:
+        if self._runs and not is_in_a_turn():
             self._runs[-1].setdefault(place, []).append(said)
 
     def show(self, place: Place, followed: bool) -> bool:

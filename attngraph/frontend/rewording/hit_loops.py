@@ -49,6 +49,36 @@ _BEYOND = re.compile(r"index (\d+) (?:is )?out of (?:range|bounds)")
 _BEYOND_ALL = re.compile(r"index (\d+) is out of bounds for dimension \d+ with size \1\b")
 
 
+class _List(list[Any]):
+    """What a loop has a turn for each of, and is known to be in one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _each(super().__iter__())
+
+
+class _Tuple(tuple[Any, ...]):
+    """As _List."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _each(super().__iter__())
+
+
+_running: list[Iterator[Any]] = []
+
+
+def _each(items: Iterator[Any]) -> Iterator[Any]:
+    _running.append(items)
+    try:
+        yield from items
+    finally:  # where the loop is left early, too
+        _running.remove(items)
+
+
+def is_in_a_turn() -> bool:
+    """Whether a loop over the experts that were hit is running, with its turns for the others."""
+    return bool(_running)
+
+
 class Hits:
     """Indices at which a vector of known length is true, as a trace or a run meets them, or those
     of an axis of known length that were chosen.
@@ -82,9 +112,9 @@ class Hits:
         self._counts[at] = count
         end = self.ends.get(at, count)
         if is_list:
-            return [index if indices.ndim == 1 else [index] for index in range(end)]
+            return _List(index if indices.ndim == 1 else [index] for index in range(end))
         each = [torch.tensor([index], dtype=indices.dtype) for index in range(end)]
-        return tuple(each if indices.ndim == 2 else [index[0] for index in each])
+        return _Tuple(each if indices.ndim == 2 else [index[0] for index in each])
 
     def shorten(self, error: str) -> bool:
         """Whether loops end earlier now, before a turn for which there is nothing to look up."""
