@@ -368,9 +368,34 @@ class Held(nn.Module):
         return torch.stack(given, 1)
 
 
+class Accumulated(Layer):
+    """The delta rule of one head by products that are added to what is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each[:, 0] for each in self.heads(x))
+        k, rates = F.normalize(k, dim=-1), self.b(x).sigmoid()
+        state, given = self.zeros(x)[:, 0], []
+        for t in range(x.shape[1]):
+            error = torch.baddbmm(v[:, t, None], k[:, t, None], state, alpha=-1)
+            update = rates[:, t, :1, None] * error
+            state = torch.baddbmm(state, k[:, t, :, None], update)
+            given.append(torch.bmm(q[:, t, None], state)[:, 0])
+        return torch.stack(given, 1)
+
+
+class Squared(Stepped):
+    """A product of two that both have the state."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        flat = state.flatten(0, 1)
+        both = torch.baddbmm(flat, 0.1 * flat, flat.mT @ flat)
+        state = both.view_as(state).tanh() + outer(now.k, now.v)
+        return state, read(now.q, state)
+
+
 READ: tuple[type[nn.Module], ...] = (
     *(FixedDecay, OneDecay, UnitKeys, UnitKeysOfLate, FeatureDecay, Bonus, DoubledBonus, Late),
-    *(DecayBefore, SharedKeys, HardDecay, TwoProducts, TwoDeltas),
+    *(DecayBefore, SharedKeys, HardDecay, TwoProducts, TwoDeltas, Accumulated),
 )
 FAINT: tuple[type[nn.Module], ...] = (
     *(FaintValues, FaintKeys, FaintHeads, FaintSum, FaintKey, FaintQuery, FaintDecay),
@@ -384,6 +409,7 @@ KEPT: dict[type[nn.Module], tuple[str, str]] = {
     Squashed: ("declined", "no linear function of the state, for tanh"),
     DecayAfterDelta: ("declined", "corrects the state as it was before it decayed"),
     ValueGatedLoop: ("declined", "is that of each value feature"),
+    Squared: ("declined", "no linear function of the state"),
     OtherKey: ("declined", "is read by another key"),
     TwoQueries: ("declined", "read otherwise than by one query"),
     MixedValues: ("declined", "mixed by a matrix"),

@@ -33,6 +33,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDITIVE,
+    ADDMM,
     CAST,
     CHOICE,
     EXPONENTIAL,
@@ -58,7 +59,8 @@ from attngraph.ir.traits import (
 )
 
 _SUMS = ADDITIVE | SHIFT | NEGATION | REVERSED
-_ANALYTIC = _SUMS | MULTIPLICATIVE | SCALE | EXPONENTIAL | LOGARITHM | POWER | MATMUL | SUM | SOLVE
+_PRODUCTS = MULTIPLICATIVE | MATMUL | ADDMM | SOLVE
+_ANALYTIC = _SUMS | _PRODUCTS | SCALE | EXPONENTIAL | LOGARITHM | POWER | SUM
 _OF_OPERANDS = _ANALYTIC | LAYOUT | JOIN | PAD | CAST | RUNNING_SUM | TRIANGLE | CHOICE | SCATTER
 _LOOP = "attn.scan"
 _CHOICE = "aten.where.self"
@@ -188,6 +190,8 @@ def is_affine(node: Node, of: Collection[Value]) -> bool:
         return sum(value in of for value in node.inputs) == 1 and not is_below
     if node.op in SOLVE:
         return node.inputs[0] not in of
+    if node.op in ADDMM:
+        return not all(value in of for value in node.inputs[1:])
     return node.op in _SUMS | SCALE | SUM | LAYOUT | JOIN | CAST
 
 

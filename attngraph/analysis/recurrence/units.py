@@ -17,6 +17,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDITIVE,
+    ADDMM,
     CAST,
     CHOICE,
     FILL,
@@ -123,6 +124,8 @@ def _one(node: Node, given: list[Unit]) -> Unit:
         for each in given:
             made = _product(made, each)
         return made
+    if op in ADDMM:
+        return _alike([given[0], _product(given[1], given[2])])
     if op in SOLVE:
         return _product(given[1], _raised(given[0], -1))
     if op in POWER and len(given) == 1:
