@@ -10,14 +10,20 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.builder import Builder
-from attngraph.ir.dims import symbol, symbols_of
+from attngraph.ir.dims import symbol, symbols_of, tells
 from attngraph.ir.graph import Graph, Value
 from attngraph.ir.types import TensorType
 
 
 def missing_sizes(body: Graph) -> list[str]:
     """The dims that nodes read before any value tells them."""
-    known = {name for value in body.inputs for name in value.type.symbols}
+    known = {
+        name
+        for value in body.inputs
+        if isinstance(value.type, TensorType)
+        for dim in filter(tells, value.type.shape)
+        for name in symbols_of(dim)
+    }
     missing: set[str] = set()
     for node in body:
         missing |= symbols_of(list(node.attrs.values())) - known

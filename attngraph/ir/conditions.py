@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -54,6 +54,12 @@ _ROUNDINGS = (
     torch_sympy.CeilToInt,
     torch_sympy.TruncToInt,
 )
+_NEIGHBOURS = {
+    sympy.StrictGreaterThan: (sympy.Ge, -1),
+    sympy.GreaterThan: (sympy.Gt, 1),
+    sympy.StrictLessThan: (sympy.Le, 1),
+    sympy.LessThan: (sympy.Lt, -1),
+}
 _MOST_TERMS = 64  # of a sum that is factored, which takes long for more
 _SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 
@@ -320,7 +326,17 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
         weaker, size = follows
         if always(sympy.Ge(size, 0), infos) and always(weaker, infos):
             return True
-    return _by_factors(condition, infos)
+    by_factors = (_by_factors(each, infos) for each in (condition, *_of_neighbours(condition)))
+    return next((each for each in by_factors if each is not None), None)
+
+
+def _of_neighbours(condition: sympy.Rel) -> Iterator[sympy.Rel]:
+    """An order of whole numbers by the neighbour of one of them: n > -1 is n >= 0."""
+    step = _NEIGHBOURS.get(condition.func)
+    difference = condition.lhs - condition.rhs
+    if step is not None and difference.is_integer:
+        order, ahead = step
+        yield order(difference + ahead, 0)
 
 
 def _is_quotient(expr: sympy.Basic) -> bool:

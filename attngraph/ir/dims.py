@@ -164,6 +164,11 @@ def greatest(a: Dim, b: Dim) -> Dim:
     return as_dim(larger(sympy.sympify(a), sympy.sympify(b)))
 
 
+def tells(dim: Dim) -> bool:
+    """Whether a size says what the one unknown name in it is: (n + 3) // 4 is that of several n."""
+    return not sympy.sympify(dim).has(sympy.Function)
+
+
 def symbols_of(value: object) -> frozenset[str]:
     """Names of the dims that an attribute value (possibly a nested list) depends on."""
     if isinstance(value, sympy.Basic):

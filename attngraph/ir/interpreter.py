@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import symbol, symbols_of
+from attngraph.ir.dims import symbol, symbols_of, tells
 from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.ops import evaluate
 from attngraph.ir.types import ScalarType, TensorType
@@ -23,7 +23,7 @@ def bind_dims(sizes: dict[str, int], type: TensorType, shape: Sequence[int], wha
         raise IRError(f"{what} has rank {len(shape)} where {type} is expected.")
     for dim, actual in zip(type.shape, shape, strict=True):
         unknown = symbols_of(dim) - sizes.keys()
-        if len(unknown) == 1:
+        if len(unknown) == 1 and tells(dim):
             name = next(iter(unknown))
             free = sympy.Symbol(name, integer=True)  # which may be 0, as a past of no tokens
             known = {symbol(n): sympy.Integer(size) for n, size in sizes.items()}

@@ -44,6 +44,16 @@ def test_sizes_that_no_input_has_are_missing() -> None:
     assert torch.equal(result, torch.full((5, 4), 3.0))
 
 
+def test_a_number_of_blocks_says_of_no_length_how_many_they_are() -> None:
+    body = parse(
+        BODY.replace("m = 2 in 1..64", "k = 2 in 1..64").replace("[m, 4]", "[(n + 3)//4, 4]")
+    )
+    assert missing_sizes(body) == ["n"]
+    give_sizes(body, Builder(parse(AROUND)))
+    (result,) = interpret(body, (torch.ones(2, 4), torch.ones(7, 0)))
+    assert torch.equal(result, torch.full((9, 4), 7.0))
+
+
 class Repeated(nn.Module):
     """Repeats its state for each row of a memory, of which a step has the number too."""
 

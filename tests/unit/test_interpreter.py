@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from attngraph.checks.traced import _typed
 from attngraph.errors import IRError
@@ -44,6 +45,15 @@ def test_an_expression_is_solved_for_its_one_unknown(dim: Any, size: int, seq: i
     sizes: dict[str, int] = {}
     bind_dims(sizes, TensorType(torch.float32, (dim,)), [size], "Input x")
     assert sizes == {"seq": seq}
+
+
+def test_what_several_sizes_give_tells_none() -> None:
+    sizes: dict[str, int] = {}
+    dim: Any = FloorDiv(symbol("seq") + 3, 4) - 1
+    bind_dims(sizes, TensorType(torch.float32, (dim,)), [2], "Input x")
+    assert sizes == {}
+    with pytest.raises(IRError, match=r"has shape \[2\] where"):
+        bind_dims({"seq": 4}, TensorType(torch.float32, (dim,)), [2], "Input x")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._C._functorch import is_batchedtensor, maybe_get_level
+from torch._C._functorch import is_batchedtensor, maybe_get_level, peek_interpreter_stack
 from torch._functorch import predispatch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.pyfunctorch import (
+    retrieve_current_functorch_interpreter,
+    temporarily_pop_interpreter_stack,
+)
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
@@ -93,3 +98,37 @@ def _attended(func: Callable[..., Any], bound: dict[str, Any]) -> torch.Tensor:
 
 def _innermost() -> Any:
     return retrieve_current_functorch_interpreter()
+
+
+def is_at_once() -> bool:
+    """Whether vmap runs this code; within a scan's body, which Dynamo reads, that isn't told."""
+    return not is_dynamo_compiling() and peek_interpreter_stack() is not None
+
+
+class AtOnce:
+    """The innermost vmap: what has its axis, and what that is outside, with the axis in front."""
+
+    def __init__(self) -> None:
+        self._level, self._count = _innermost().level(), _innermost().batch_size()
+
+    def has(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and is_batchedtensor(value)
+            and maybe_get_level(value) == self._level
+        )
+
+    def without(self, value: torch.Tensor) -> torch.Tensor:
+        return predispatch._remove_batch_dim(value, self._level, self._count, 0)
+
+    def within(self, value: torch.Tensor) -> torch.Tensor:
+        return predispatch._add_batch_dim(value, 0, self._level)
+
+    def everywhere(self, value: torch.Tensor) -> torch.Tensor:
+        """The value with the axis, which one that all steps share lacks."""
+        if self.has(value):
+            return value
+        return self.within(value.expand(self._count, *value.shape))
+
+    def outside(self) -> AbstractContextManager[Any]:
+        return temporarily_pop_interpreter_stack()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from attngraph.frontend.rewording.loop_statements import located
 
 _PARTS = (ast.Name, ast.Constant, ast.Attribute, ast.BinOp, ast.Add, ast.Sub, ast.Mult)
+_KINDS = {"device", "dtype"}
 _DEPTH = 4  # names that stand for each other
 
 
@@ -65,6 +66,22 @@ class Blocks:
         self._limited.add((ast.unparse(end), ast.unparse(limit)))
         told = ", ".join(map(ast.unparse, (start, end, limit)))
         return f"lambda {self._index}: ({told})"
+
+    def places(self, call: ast.Call) -> ast.expr | str:
+        """`torch.arange(start, end)` with an end that no step moves: of as many places as they are
+        apart, or as a block of all places, spelled as `of` does. Any other is as it was.
+        """
+        if len(call.args) != 2 or not {each.arg for each in call.keywords} <= _KINDS:
+            return call
+        start, end = call.args
+        if not self._moves(self._spelled(start, _DEPTH)):
+            return call
+        match end:
+            case ast.BinOp(left=left, op=ast.Add(), right=size):
+                if ast.unparse(left) == ast.unparse(start):
+                    call.args = [size]
+                    return located(ast.BinOp(call, ast.Add(), start), call)
+        return self.of(ast.Slice(start, end)) or call
 
     def _sides(self, part: ast.expr) -> tuple[ast.expr, ast.expr] | None:
         """Of `min(start + size, length)`, what moves with the step and what limits it."""

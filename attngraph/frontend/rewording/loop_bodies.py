@@ -81,7 +81,7 @@ class Body:
         self.assigned, self.bound = stored(statements), stored_in(statements)
         if index in self.bound:
             raise Unread
-        self._blocks = Blocks(index, statements, self.bound)
+        self.blocks = Blocks(index, statements, self.bound)
         self.changed = self._changed(statements)
         for statement in statements:
             self._fill(statement)
@@ -95,8 +95,8 @@ class Body:
             *self._shifted(self.statements),
         ]
         self.statements = [
-            self._blocks.sized(each, HELPERS, f"__known_{number}")
-            for each in self._blocks.without_ends(self.statements, after)
+            self.blocks.sized(each, HELPERS, f"__known_{number}")
+            for each in self.blocks.without_ends(self.statements, after)
         ]
         self.assigned = stored(self.statements)
         left = loaded(self.statements)
@@ -279,7 +279,7 @@ class Body:
         taken of that; None for others.
         """
         items = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-        blocks = {at: block for at, item in enumerate(items) if (block := self._blocks.of(item))}
+        blocks = {at: block for at, item in enumerate(items) if (block := self.blocks.of(item))}
         single = [at for at, item in enumerate(items) if ast.unparse(item) == self.index]
         places = [*single, *blocks]
         of = target.value
@@ -407,6 +407,8 @@ class _Slices(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         name = ast.unparse(node.func)
+        if name == "torch.arange":
+            return self._places(node)
         match node.args:
             case [ast.Constant(value=str(value))] if name == "float":  # which stands for our own
                 return located(ast.Constant(float(value)), node)
@@ -421,6 +423,15 @@ class _Slices(ast.NodeTransformer):
                 call = ast.Call(self._helper(name, node), [node.left, node.right], [])
                 return ast.copy_location(call, node)
         return node
+
+    def _places(self, node: ast.Call) -> ast.expr:
+        """`torch.arange(start, end)`: those of a block are a block of all places."""
+        found = self._body.blocks.places(node)
+        if isinstance(found, ast.expr):
+            return found
+        own = self._body.sequence(Taken(f"{HELPERS}.PLACES", 0, found), node)
+        made = ast.Call(ast.Attribute(own, "to", ast.Load()), [], node.keywords)
+        return located(made, node) if node.keywords else own
 
     def _helper(self, name: str, at: ast.AST) -> ast.expr:
         found = ast.parse(f"{HELPERS}.{name}", mode="eval").body

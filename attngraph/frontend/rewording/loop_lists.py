@@ -279,6 +279,8 @@ class Lists:
 
     steps: ClassVar[frozenset[int]] = frozenset()
     """The numbers of steps of loops that are scans, though no size is open."""
+    parted: ClassVar[bool] = False
+    """Whether an open axis is cut into blocks as into a list of an open length."""
 
     @staticmethod
     def blank(one: list[Any], times: Any) -> Any:

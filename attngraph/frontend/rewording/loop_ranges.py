@@ -17,11 +17,13 @@ from attngraph.ir.dims import DimInfo, divide
 
 Block: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
 """Of a step where its block begins and ends, and the limit of all blocks, None without one."""
+Slices: TypeAlias = tuple[Any, int, Block | None]
+"""A tensor, an axis, and the block of it that each step takes, None where that is one place."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a loop goes through, `start`, `start + step` … below `stop`."""
+    """The numbers that a loop goes through, `start`, `start + step` … on this side of `stop`."""
 
     start: Any
     stop: Any
@@ -35,9 +37,13 @@ class Range:
     @property
     def count(self) -> Any:
         """How many there are."""
-        if self.step < 0:
-            return self.start - self.stop
-        return _blocks_in(self.stop - self.start, self.step)
+        ahead = self.step > 0
+        between = self.stop - self.start if ahead else self.start - self.stop
+        return blocks_in(between, abs(self.step))
+
+    def turned(self) -> Range:
+        """The same numbers from the last to the first."""
+        return Range(self.last, self.start - self.step, -self.step)
 
     def from_none(self) -> Range:
         """The range from 0, of one that begins at 1 and may have one step or none: neither torch
@@ -77,7 +83,7 @@ class Range:
     @property
     def ends(self) -> tuple[Any, Any]:
         """Of the numbers in their order, whichever way a loop goes through them."""
-        return (self.start, self.stop) if self.step > 0 else (self.stop + 1, self.start + 1)
+        return (self.start, self.stop) if self.step > 0 else (self.last, self.start + 1)
 
     def forward(self, stacked: torch.Tensor) -> torch.Tensor:
         """What is in the order of the steps in that of the numbers; and the other way round."""
@@ -104,10 +110,13 @@ class Range:
         return torch.unflatten(blocks, at, (count, size)).movedim(at, 0)
 
     def _first(self, of: torch.Tensor, axis: int, block: Block) -> tuple[Any, int, Any]:
-        """Where the first block begins, the size of each, and where the second one begins."""
-        begin, end, limit = block(self.start)
-        following, last, _ = block(self.start + self.step)
-        size = end - begin
+        """Where the first block begins, the size of each, and where the second one begins, in the
+        order of the numbers.
+        """
+        first = self.start if self.step > 0 else self.last
+        begin, end, limit = block(first)
+        following, last, _ = block(first + abs(self.step))
+        size = whole(end - begin)
         is_from_end = isinstance(begin, int) and begin < 0  # as Python counts
         if not isinstance(size, int) or size < 1 or not is_equal(last - following, size):
             raise Unread("blocks of several sizes")
@@ -119,15 +128,15 @@ class Range:
         """Whether these are blocks one behind the other of which the last may be shorter: as many
         as the axis has, rounded up. There is one at any size.
         """
-        if block is None or not isinstance(of, torch.Tensor) or self.step < 0:
+        if block is None or not isinstance(of, torch.Tensor):
             return False
         begin, size, following = self._first(of, axis, block)
         left = of.shape[axis] - begin
         return (
             is_equal(following, begin + size)
             and divide(expr_of(left), size) is None
-            and is_equal(self.count, _blocks_in(left, size))
-            and _is_some(left)
+            and is_equal(self.count, blocks_in(left, size))
+            and (_is_some(left) or statically_known_true(left >= 1))
         )
 
     def is_limited(self, of: Any, axis: int, block: Block | None) -> bool:
@@ -140,17 +149,21 @@ class Range:
         for of, axis, block in taken:
             if block is not None and self.is_cut(of, axis, block):
                 _, size, _ = self._first(of, axis, block)
-                found.append((of.shape[axis] - block(self.last)[0], size))
+                found.append((of.shape[axis] - block(self.shorter)[0], size))
         return found
-
-    # A range of which the last block may be shorter: those before it, and it.
 
     @property
     def last(self) -> Any:
         return self.start + (self.count - 1) * self.step
 
-    def before_last(self) -> Range:
-        return Range(self.start, self.last, self.step)
+    # A range of which the block of the largest number may be shorter: the others, and it.
+
+    @property
+    def shorter(self) -> Any:
+        return self.last if self.step > 0 else self.start
+
+    def others(self) -> Range:
+        return Range(self.start, self.last, self.step) if self.step > 0 else self.later()
 
     def led(self) -> Range:
         """With one number in front, that of no step."""
@@ -172,17 +185,27 @@ class Range:
         is_cut = self.is_cut(of, axis, block)
         return part_of(of, axis, begin, of.shape[axis] if is_cut else begin + self.count * size, 1)
 
-    def of_last(self, of: Any, axis: int, block: Block | None) -> Any:
-        """The slice of the last step, in the tensor's own memory."""
+    def of_shorter(self, of: Any, axis: int, block: Block | None) -> Any:
+        """The slice of the step with the largest number, in the tensor's own memory."""
         if isinstance(of, Steps) and axis == 0 and block is None:
-            return pytree.tree_map(lambda each: self.of_last(each, 0, None), of.whole())
+            return pytree.tree_map(lambda each: self.of_shorter(each, 0, None), of.whole())
         if not isinstance(of, torch.Tensor):
             raise Unread("a slice of what is no tensor")
         if block is None:
-            return of.select(axis, self.last)
-        begin, end, _ = block(self.last)
+            return of.select(axis, self.shorter)
+        begin, end, _ = block(self.shorter)
         size = of.shape[axis] - begin if self.is_cut(of, axis, block) else end - begin
         return of.narrow(axis, begin, size)
+
+
+class Places:
+    """Stands for the places of an axis: 0, 1, … up to where blocks end."""
+
+    def of(self, steps: Range, block: Block) -> torch.Tensor:
+        limit = block(steps.start)[2]
+        largest = steps.last if steps.step > 0 else steps.start
+        stop = block(largest)[1] if limit is None else limit
+        return torch.arange(stop)
 
 
 def _is_some(size: Any) -> bool:
@@ -192,7 +215,7 @@ def _is_some(size: Any) -> bool:
     return always(sympy.Ge(expr, 1), dims) is True
 
 
-def _blocks_in(length: Any, size: int) -> Any:
+def blocks_in(length: Any, size: int) -> Any:
     """How many blocks an axis has, of which the last may be shorter."""
     if size == 1 or divide(expr_of(length), size) is not None:
         return length // size
@@ -201,7 +224,7 @@ def _blocks_in(length: Any, size: int) -> Any:
 
 def _overlapping(begin: Any, following: Any, size: int, count: Any, length: Any) -> torch.Tensor:
     """The places of blocks of which the first two begin there, in an axis of that length."""
-    step = following - begin
+    step = whole(following - begin)
     is_whole = begin + (count - 1) * step + size <= length  # else Python cuts the last ones short
     if (
         not isinstance(step, int)
@@ -217,6 +240,12 @@ def part_of(tensor: torch.Tensor, axis: int, start: Any, stop: Any, step: int) -
     is_whole = isinstance(start, int) and start == 0 and is_equal(stop, tensor.shape[axis])
     part = tensor if is_whole else tensor.narrow(axis, start, stop - start)
     return part if step == 1 else part.movedim(axis, 0)[::step].movedim(0, axis)
+
+
+def whole(size: Any) -> Any:
+    """A size that is one number, as that."""
+    expr = expr_of(size)
+    return int(expr) if isinstance(expr, (int, sympy.Integer)) else size
 
 
 def expr_of(size: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch._higher_order_ops.scan import scan
 from torch.utils import _pytree as pytree
 
-from attngraph.frontend.rewording.batched_joins import BatchedJoins
+from attngraph.frontend.rewording.batched_joins import AtOnce, BatchedJoins, is_at_once
 from attngraph.frontend.rewording.loop_choices import UNDEFINED, as_tensor
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_ranges import Range, expr_of
@@ -41,7 +41,7 @@ def scanned(
     others = [at for at in range(len(leaves)) if at not in places]
     sized = {at: torch.zeros(size, 0) for at, size in enumerate(kept) if _is_dim(size)}
 
-    def step(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
+    def step(carry: list[torch.Tensor], now: list[torch.Tensor], kept: Sequence[Any]) -> Any:
         own = list(leaves)
         for at, leaf in zip(places, carry, strict=True):
             own[at] = leaf
@@ -56,19 +56,15 @@ def scanned(
         flat = [as_tensor(leaf) for leaf in flat]
         if is_led:
             for at in places:
-                flat[at] = torch.where(now[0] != first, flat[at], own[at])
+                flat[at] = as_tensor(torch.where(now[0] != first, flat[at], own[at]))
         made = pytree.tree_map(as_tensor, [*made, *last])
         return [flat[at] for at in places], made
 
     items = [all_steps.numbers(), *slices]
-    if places and _widen(leaves, places, step, items) and is_led:
+    if places and _widen(leaves, places, step, items, kept) and is_led:
         # Of no steps the state would be as wide: the range is to have one.
         is_led, items = False, pytree.tree_map(lambda each: each[1:], items)
-    if places:
-        carry, made = scan(step, [leaves[at] for at in places], items)
-    else:
-        with BatchedJoins():
-            carry, made = [], torch.vmap(lambda *now: step([], list(now))[1])(*items)
+    carry, made = _run(step, [leaves[at] for at in places], items, kept)
     for at, leaf in zip(places, carry, strict=True):
         leaves[at] = leaf
     after = pytree.tree_unflatten(leaves, spec)
@@ -78,6 +74,57 @@ def scanned(
     if is_led:
         made = pytree.tree_map(lambda each: each[1:], made)
     return after, made
+
+
+def _run(
+    step: Callable[..., Any],
+    carried: Sequence[torch.Tensor],
+    items: Sequence[Any],
+    kept: Sequence[Any],
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """All steps: one after the other in torch's scan, or at once where nothing is carried."""
+    if not carried:
+        with BatchedJoins():
+            return [], torch.vmap(lambda *now: step([], list(now), kept)[1])(*items)
+    if is_at_once():
+        return _within(step, carried, items, kept)
+    return scan(lambda carry, now: step(carry, now, kept), [*carried], items)
+
+
+def _within(
+    step: Callable[..., Any],
+    carried: Sequence[torch.Tensor],
+    items: Sequence[Any],
+    kept: Sequence[Any],
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """A scan in steps that are computed at once: one for all of them, each of whose own steps is
+    computed for all at once. torch has no rule for it.
+    """
+    level = AtOnce()
+    carried = [level.everywhere(each) for each in carried]
+    flat, spec = pytree.tree_flatten((carried, [*items], [*kept]))
+    own = [at for at, each in enumerate(flat) if level.has(each)]
+    steps_at = range(len(carried), len(carried) + len(pytree.tree_leaves([*items])))
+    whole = [level.without(each) if at in own else each for at, each in enumerate(flat)]
+    for at in steps_at:
+        whole[at] = whole[at].movedim(1, 0) if at in own else whole[at]
+    carried, items, kept = pytree.tree_unflatten(whole, spec)
+
+    def at_once(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
+        given, _ = pytree.tree_flatten((carry, now, kept))
+
+        def one(*parts: torch.Tensor) -> Any:
+            mine = list(given)
+            for at, part in zip(own, parts, strict=True):
+                mine[at] = part
+            return step(*pytree.tree_unflatten(mine, spec))
+
+        return torch.vmap(one)(*(given[at] for at in own))
+
+    with level.outside():
+        carry, made = scan(at_once, carried, items)
+        made = pytree.tree_map(lambda each: each.movedim(1, 0), made)
+    return pytree.tree_map(level.within, (carry, made))  # type: ignore[no-any-return]
 
 
 def joined(first: Any, others: Any) -> Any:
@@ -99,8 +146,9 @@ def joined(first: Any, others: Any) -> Any:
 def _widen(
     leaves: list[Any],
     places: Sequence[int],
-    step: Callable[[list[torch.Tensor], list[Any]], tuple[list[Any], Any]],
+    step: Callable[[list[torch.Tensor], list[Any], Sequence[Any]], tuple[list[Any], Any]],
     items: Sequence[Any],
+    kept: Sequence[Any],
 ) -> bool:
     """Gives what is carried into the first step the shape and dtype in which it leaves it, as far
     as that is a broadcast: a state that begins as `zeros(d)`, `zeros(())`, 0 or whole numbers.
@@ -113,7 +161,7 @@ def _widen(
     before = list(leaves)
     now = pytree.tree_map(lambda each: each.new_zeros(each.shape[1:]), [*items])
     for _ in range(_WIDER):
-        after, _ = step([leaves[at].clone() for at in places], now)
+        after, _ = step([leaves[at].clone() for at in places], now, kept)
         is_same = True
         for at, last in zip(places, after, strict=True):
             first, sizes = _sizes(leaves[at]), _sizes(last)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 from unittest.mock import patch
 
+import sympy
 import torch
 from torch.utils import _pytree as pytree
 
@@ -27,11 +27,11 @@ from attngraph.frontend.rewording.loop_lists import (
     Unread,
     is_builtin,
 )
-from attngraph.frontend.rewording.loop_ranges import Block, Range, is_equal
+from attngraph.frontend.rewording.loop_parts import Parts
+from attngraph.frontend.rewording.loop_ranges import Places, Range, Slices, expr_of, is_equal
 from attngraph.frontend.rewording.loop_scan import joined, scanned
-
-Slices: TypeAlias = tuple[torch.Tensor, int, Block | None]
-"""A tensor, an axis, and the block of it that each step takes, None where that is one place."""
+from attngraph.frontend.rewording.loop_shorter import Ends, with_shorter_one
+from attngraph.ir.dims import divide
 
 
 class _Index:
@@ -42,7 +42,7 @@ class _Index:
 class Helpers(Lists, Choices):
     """What a rewritten function calls."""
 
-    index = _Index()
+    index, PLACES = _Index(), Places()
     met: ClassVar[set[int]] = set()
     """The sizes of blocks of which the last may be shorter."""
 
@@ -56,7 +56,7 @@ class Helpers(Lists, Choices):
         if bounds is None or not all(_are_last(*each, bounds) for each in places):
             return False
         step = bounds[2] if len(bounds) == 3 else 1
-        if not isinstance(step, int) or (step < 1 and step != -1):
+        if not isinstance(step, int) or step == 0:
             return False
         ends = bounds[:2]
         if any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in ends):
@@ -66,10 +66,19 @@ class Helpers(Lists, Choices):
     @staticmethod
     def backwards(bounds: Sequence[Any]) -> Sequence[Any] | None:
         """The range that goes through the same numbers from the last to the first."""
-        steps = Range.of(bounds) if len(bounds) < 3 or bounds[2] in (1, -1) else None
-        if steps is None:
+        steps = Range.of(bounds)
+        if not isinstance(steps.step, int) or steps.step == 0:
             return None
-        return steps.stop - steps.step, steps.start - steps.step, -steps.step
+        turned = steps.turned()
+        return turned.start, turned.stop, turned.step
+
+    @staticmethod
+    def ends(*bounds: Any) -> tuple[Any, Any, Any]:
+        """Of `range(…)` the start, the stop and the step."""
+        steps = Range.of(bounds)
+        return steps.start, steps.stop, steps.step
+
+    span = Range
 
     @staticmethod
     def counting(plain: Callable[..., Any], counted: Callable[..., Any], *bounds: Any) -> Any:
@@ -92,16 +101,18 @@ class Helpers(Lists, Choices):
         """
         if made == ():
             return before
-        last = []
+        shorter = []
+        is_first = len(bounds) == 3 and bounds[2] < 0
         if isinstance(made, Ends):
             if every is not None:
-                raise Unread("some of the steps, beside a last one that is shorter")
-            made, last = made.rows, [made.last]
+                raise Unread("some of the steps, beside one whose block is shorter")
+            made, shorter = made.rows, [made.shorter]
         if every is not None:
             made = Range.of(bounds).every(made, *every)
-        rows = Rows(made)
+        rows = Rows(made).turned() if in_front else Rows(made)
         own = Steps.of(before)
-        return Steps([*last, rows.turned(), *own] if in_front else [*own, rows, *last])
+        added = [*shorter, rows] if is_first is not in_front else [rows, *shorter]
+        return Steps([*added, *own] if in_front else [*own, *added])
 
     @staticmethod
     def own(value: Any) -> Any:
@@ -126,22 +137,21 @@ class Helpers(Lists, Choices):
 
     @staticmethod
     def rows(*values: Any) -> Any:
-        """How many rows values have, where they are tensors of one open length; None of others."""
-        are_rows = [
-            isinstance(each, Steps) or (isinstance(each, torch.Tensor) and each.dim() > 0)
-            for each in values
-        ]
-        if not all(are_rows):
+        """How many rows values have, where they are tensors, lists or ranges of one open length;
+        None of others.
+        """
+        counts = [_rows_of(each) for each in values]
+        if any(each is None for each in counts):
             return None
-        first, *others = (Helpers.length(len, each) for each in values)
+        first, *others = counts
         if not Helpers.is_open((first,)):
             return None
         return first if all(is_equal(each, first) for each in others) else None
 
     @staticmethod
     def parts(name: str, of: Any, *args: Any, **named: Any) -> Any:
-        """What `of.unbind(…)`, `split` or `chunk` gives: a list of an open length, if each part is
-        one place of an open axis.
+        """What `of.unbind(…)`, `split` or `chunk` gives: a list of an open length, if the axis is
+        open and each part is one place of it, or `Lists.parted` has blocks of it as well.
         """
         whole = getattr(of, name)
         if not isinstance(of, torch.Tensor):
@@ -150,14 +160,17 @@ class Helpers(Lists, Choices):
         axis = named.get("dim", args[counts] if len(args) > counts else 0)
         if not isinstance(axis, int) or not of.dim() or not Helpers.is_open((of.shape[axis],)):
             return whole(*args, **named)
-        size = args[0] if counts and args else None
-        rows = of.movedim(axis, 0)
         if name == "unbind":
-            return Steps([Rows(rows)])
-        is_single = size == 1 if name == "split" else is_equal(size, of.shape[axis])
-        if not is_single:
+            return Steps([Rows(of.movedim(axis, 0))])
+        count = "chunks" if name == "chunk" else f"{name}_size"
+        size = args[0] if args else named.get(count)
+        if name == "chunk" and isinstance(size, (int, torch.SymInt)):
+            size = divide(expr_of(of.shape[axis]), expr_of(size))
+        if type(size) is not int and not isinstance(size, sympy.Integer):
             return whole(*args, **named)
-        return Steps([Rows(rows.unsqueeze(axis if axis < 0 else axis + 1))])
+        if size > 1 and not Lists.parted:
+            return whole(*args, **named)
+        return Parts(of, axis, int(size), partial(whole, *args, **named))
 
     @staticmethod
     def run(
@@ -180,6 +193,7 @@ class Helpers(Lists, Choices):
             with patch.object(Lists, "steps", frozenset()):
                 return Helpers.run(bounds, body, initial, sequences, wanted, held, by_first)
         steps = Range.of(bounds)
+        sequences = [_read(steps, each) for each in sequences]
         given, kept = [defined(value) for value in initial], [defined(value) for value in held]
         alone = by_first or any(leaf is None for leaf in pytree.tree_leaves(given))
         is_cut = any(steps.is_cut(*each) for each in sequences if not _is_blank(each))
@@ -204,7 +218,7 @@ class Helpers(Lists, Choices):
             Helpers.met.update(size for _, size in steps.left(taken))
             with suppress(Exception):
                 if not alone:
-                    return _with_shorter_last(steps, taken, call, given, wanted, kept)
+                    return with_shorter_one(steps, taken, call, given, wanted, kept)
             return None
         if not alone:
             known = Known(steps.least(0), False)
@@ -234,7 +248,8 @@ class Helpers(Lists, Choices):
                 continue
             if isinstance(stacked, Ends):
                 _, axis, block = each
-                whole = Steps([Rows(stacked.rows), stacked.last]).joined(axis, new=block is None)
+                rows = Rows(steps.forward(stacked.rows))
+                whole = Steps([rows, stacked.shorter]).joined(axis, new=block is None)
                 steps.all_of(*each).copy_(whole)
                 continue
             steps.places(*each).copy_(steps.forward(stacked))
@@ -333,49 +348,26 @@ class Helpers(Lists, Choices):
     @staticmethod
     def power(base: Any, exponent: Any) -> Any:
         """Of a number to a count of steps, a double as in Python: `1 - 0.999 ** t` is 0.001."""
-        is_count = isinstance(exponent, torch.Tensor) and not exponent.is_floating_point()
-        if not is_count or type(base) is not float:
+        if not _is_number(exponent) or type(base) is not float:
             return base**exponent
         return torch.full((), base, dtype=torch.float64) ** exponent
 
 
-@dataclass(frozen=True)
-class Ends:
-    """The results of steps of which the last took a shorter block: those before it, and its own."""
+def _rows_of(value: Any) -> Any:
+    """How many rows a tensor, a list of ours or a range has; None of anything else."""
+    if isinstance(value, Range):
+        return value.count if isinstance(value.step, int) and value.step else None
+    if isinstance(value, Steps) or (isinstance(value, torch.Tensor) and value.dim() > 0):
+        return Helpers.length(len, value)
+    return None
 
-    rows: Any
-    last: Any
 
-
-def _with_shorter_last(
-    steps: Range,
-    taken: Sequence[Slices],
-    call: Callable[..., Any],
-    given: Sequence[Any],
-    wanted: Sequence[bool],
-    kept: Sequence[Any],
-) -> tuple[list[Any], list[Any]]:
-    """The steps before the last one in a scan, and the last one as it stands, at the end of the
-    axis: its block has as many rows as are left, from one up to those of the others.
-
-    There may be none before it, so the scan begins with one more that counts for nothing.
-    """
-    if any(steps.is_limited(*each) and not steps.is_cut(*each) for each in taken):
-        raise Unread("blocks that end where others may be cut")
-    check: Callable[[Any], None] = torch._check
-    for left, size in steps.left(taken):  # which torch finds in no expression of the length
-        check(left >= 1)
-        check(left <= size)
-    before = steps.before_last()
-    slices = [before.led_by_zeros(*each) for each in taken]
-    step = partial(call, Known(steps.least(0), False))
-    after, made = scanned(before.led(), before, step, given, slices, wanted, kept)
-    parts = [steps.of_last(*each) for each in taken]
-    last = Known(steps.least(0), False, steps.last)
-    after, own = call(last, as_tensor(steps.last), after, parts, kept)
-    return after, [
-        () if each == () else Ends(rows, each) for rows, each in zip(made, own, strict=True)
-    ]
+def _read(steps: Range, taken: Slices) -> Slices:
+    """What steps take, as slices of a tensor where it is something else."""
+    of, axis, block = taken
+    if isinstance(of, Places) and block is not None:
+        return of.of(steps, block), axis, block
+    return Parts.slices(taken)
 
 
 def _is_blank(taken: Slices) -> bool:

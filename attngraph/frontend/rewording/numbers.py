@@ -65,9 +65,10 @@ class Numbers:
     `replayed` names those of the functions whose operators a trace ran in their stead. `functions`
     take numbers alone; those that round may be `rounded` not at all, unless that is None.
     `loops` are functions in which Python counts to a size, and `cuts` the places at which an open
-    axis is cut into a number of parts; at those in `whole` it isn't. `blocks` are the sizes of
-    those that loops take of an axis, the last of which may be shorter, and `steps` how many those
-    have that are scans at a fixed size. Where slices may be cut `short`, these may be `opened`.
+    axis is cut into a number of parts; at those in `whole` it isn't, and where they are `parted`
+    loops go through the parts as through blocks. `blocks` are the sizes of those that loops take of
+    an axis, the last of which may be shorter, and `steps` how many those have that are scans at a
+    fixed size. Where slices may be cut `short`, these may be `opened`.
     Some were asked for `by_numpy`.
     """
 
@@ -82,6 +83,7 @@ class Numbers:
     whole: frozenset[Place] = frozenset()
     blocks: set[int] = field(default_factory=set)
     steps: frozenset[int] = frozenset()
+    parted: bool = False
     short: bool = False
     by_numpy: bool = False
     opened: bool = False
@@ -159,7 +161,9 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        stack.enter_context(scanned_loops(known.loops, known.blocks, known.steps))
+        stack.enter_context(
+            scanned_loops(known.loops, known.blocks, known.steps, parted=known.parted)
+        )
         stack.enter_context(stood_in(known.functions, written_out(known.rounded, known.exact)))
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         for names in known.spaces:

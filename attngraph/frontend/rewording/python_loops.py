@@ -30,21 +30,27 @@ from attngraph.frontend.rewording.loop_names import loaded, read_after, stored
 from attngraph.frontend.rewording.loop_spellings import spelled
 from attngraph.frontend.rewording.loop_statements import parsed
 from attngraph.frontend.rewording.loop_steps import Helpers
+from attngraph.frontend.rewording.loop_turns import range_of
 from attngraph.frontend.rewording.row_loops import counted
 
 
 @contextmanager
 def scanned_loops(
-    codes: Sequence[CodeType], blocks: set[int], steps: frozenset[int] = frozenset()
+    codes: Sequence[CodeType],
+    blocks: set[int],
+    steps: frozenset[int] = frozenset(),
+    *,
+    parted: bool = False,
 ) -> Iterator[None]:
     """Within it, functions with this code run their loops over open sizes as scans.
 
     So do those of as many steps as one of `steps`. The sizes of blocks of which the last may be
-    shorter are added to `blocks`.
+    shorter are added to `blocks`. Where an axis is `parted`, so are the parts of a split.
     """
     with ExitStack() as stack:
         stack.enter_context(patch.object(Helpers, "met", blocks))
         stack.enter_context(patch.object(Lists, "steps", steps))
+        stack.enter_context(patch.object(Lists, "parted", parted))
         objects = gc.get_objects() if codes else []
         functions = [each for each in objects if type(each) is FunctionType]
         for code in sorted(codes, key=lambda code: "<locals>" in code.co_qualname):  # makers first
@@ -118,7 +124,7 @@ class _Writer(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _scanned(self, loop: ast.For) -> list[ast.stmt]:
-        given = _range(loop.iter)
+        given = range_of(loop.iter)
         if given is None or loop.orelse or not isinstance(loop.target, ast.Name):
             raise Unread
         call, turn = given
@@ -186,18 +192,3 @@ class _Writer(ast.NodeTransformer):
         block = ast.If(ast.Constant(True), [*statements], [])
         self.generic_visit(block)
         return block.body
-
-
-def _range(iterated: ast.expr) -> tuple[ast.Call, bool] | None:
-    """The range that a loop counts through, and whether backwards; None of other loops."""
-    match iterated:
-        case ast.Call(func=ast.Name(id="range")):
-            return iterated, False
-        case ast.Call(func=ast.Name(id="reversed"), args=[inner]):
-            found = _range(inner)
-            return found and (found[0], not found[1])
-        case ast.Subscript(value=inner, slice=ast.Slice(lower=None, upper=None, step=step)):
-            found = _range(inner)
-            is_turn = step is not None and ast.unparse(step) == "-1"
-            return found and (found[0], not found[1]) if is_turn else None
-    return None

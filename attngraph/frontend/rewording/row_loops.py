@@ -17,6 +17,8 @@ from typing import Any, TypeGuard
 
 import torch
 
+from attngraph.frontend.rewording.loop_turns import Turns, is_call, is_plain, is_range, range_of
+
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CUTS = frozenset(cut.__name__ for cut in (torch.unbind, torch.split, torch.chunk))
 _TENSOR = re.compile(
@@ -58,7 +60,7 @@ class _Lists(ast.NodeTransformer):
             return self._parts(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         made = _TENSOR.fullmatch(ast.unparse(node.func)) if node.args else None
-        if (made or name in ("list", "tuple")) and node.args and _is_call(node.args[0], "range"):
+        if (made or name in ("list", "tuple")) and node.args and is_call(node.args[0], "range"):
             self.cuts += 1
             kind = ast.Name("list", ast.Load()) if made else node.func
             counting = [kind, node.args[0].func, *node.args[0].args]
@@ -72,11 +74,11 @@ class _Lists(ast.NodeTransformer):
         (value,) = node.args
         if isinstance(value, ast.GeneratorExp) and name in ("list", "tuple", "sum"):
             value = ast.copy_location(ast.ListComp(value.elt, value.generators), value)
-        elif _is_call(value, "map") and len(value.args) == 2 and _is_plain(value.args[0]):
+        elif is_call(value, "map") and len(value.args) == 2 and is_plain(value.args[0]):
             each = ast.comprehension(ast.Name("each", ast.Store()), value.args[1], [], 0)
             applied = ast.Call(value.args[0], [ast.Name("each", ast.Load())], [])
             value = ast.copy_location(ast.ListComp(applied, [each]), value)
-        if name == "reversed" and _is_call(value, "range"):
+        if name == "reversed" and is_call(value, "range"):
             return node
         return self._asking(_ASKED[name], node, [node.func, value])
 
@@ -134,7 +136,7 @@ class _Writer:
             case ast.For():
                 statement.body = self.statements(statement.body)
                 statement.iter, made = self._cut(statement.iter)
-                return [*made, self._loop(statement)]
+                return [*made, *self._loop(statement)]
             case ast.If():
                 statement.body = self.statements(statement.body)
                 statement.orelse = self.statements(statement.orelse)
@@ -152,11 +154,11 @@ class _Writer:
         """What is iterated over, with names in the place of what is no name, and statements that
         make them.
         """
-        if _is_call(iterated, "zip") or _is_call(iterated, "enumerate"):
+        if is_call(iterated, "zip") or is_call(iterated, "enumerate", "start"):
             pairs = [self._cut(each) for each in iterated.args]
             iterated.args = [each for each, _ in pairs]
             return iterated, [each for _, made in pairs for each in made]
-        if _is_plain(iterated) or _is_range(iterated):
+        if is_plain(iterated) or is_range(iterated):
             return iterated, []
         name = f"__parts_{self._made}"
         self._made += 1
@@ -164,27 +166,30 @@ class _Writer:
         ast.fix_missing_locations(ast.copy_location(made, iterated))
         return ast.copy_location(ast.Name(name, ast.Load()), iterated), [made]
 
-    def _loop(self, loop: ast.For) -> ast.stmt:
+    def _next(self) -> int:
+        self._made += 1
+        return self._made
+
+    def _loop(self, loop: ast.For) -> list[ast.stmt]:
         """A loop over rows, counted where they are open."""
-        parts: list[str] = []
-        rows = _rows(loop.target, loop.iter, parts, self._made)
-        if rows is None or loop.orelse or _assigns(loop.body, rows.values()):
-            return loop
-        index, of = self._names(rows)
+        turns = Turns.read(loop.target, loop.iter, self._next(), self._helpers)
+        if turns is None or loop.orelse or _assigns(loop.body, turns.names):
+            return [loop]
+        count = f"{self._helpers}.rows({', '.join(turns.of)})"
         lines = [
-            f"if {self._helpers}.rows({of}) is not None:",
-            f"    for {index} in range({self._helpers}.rows({of})):",
-            *(f"        {name} = {value}[{index}]" for name, value in rows.items() if value),
-            *(f"        {part}" for part in parts),
+            *turns.made,
+            f"if {count} is not None:",
+            f"    for {turns.index} in range({count}):",
+            *(f"        {text}" for text in turns.given),
             "        pass",
         ]
-        written = _parsed(lines, loop)
+        *before, written = _parsed(lines, loop)
         inner = written.body[0]
         assert isinstance(inner, ast.For)
         inner.body[-1:] = copy.deepcopy(loop.body)
         inner.end_lineno = loop.end_lineno
         written.orelse = [loop]
-        return written
+        return [*before, written]
 
     def _listed(self, statement: ast.stmt, listed: ast.ListComp) -> tuple[list[ast.stmt], ast.stmt]:
         """What makes a list, in a loop where it is of rows or a count, and the statement, which
@@ -194,88 +199,45 @@ class _Writer:
         self._made += 1
         (generator,) = listed.generators
         generator.iter, found = self._cut(generator.iter)
-        plain = ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(listed))
-        plain = ast.fix_missing_locations(ast.copy_location(plain, statement))
         renamed = {
             each.id: f"__each_{each.id}_{self._made}"
             for each in ast.walk(generator.target)
             if isinstance(each, ast.Name)
         }
         target, element = (_renamed(part, renamed) for part in (generator.target, listed.elt))
-        parts: list[str] = []
-        rows = _rows(target, generator.iter, parts, self._made)
-        if rows is not None:
-            index, of = self._names(rows)
-            asked = f"{self._helpers}.rows({of}) is not None"
-            counted = f"range({self._helpers}.rows({of}))"
-        elif _is_range(generator.iter) and isinstance(target, ast.Name):
-            index, rows, counted = target.id, {}, ast.unparse(generator.iter)
-            inner = generator.iter
-            while isinstance(inner, ast.Subscript) or _is_call(inner, "reversed"):
-                inner = inner.value if isinstance(inner, ast.Subscript) else inner.args[0]
-            assert isinstance(inner, ast.Call)
-            asked = f"{self._helpers}.is_open({ast.unparse(ast.Tuple(inner.args, ast.Load()))})"
-        else:
-            asked = ""
+        turns = Turns.read(target, generator.iter, self._next(), self._helpers)
+        plain = ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(listed))
+        plain = ast.fix_missing_locations(ast.copy_location(plain, statement))
+        first: list[str] = []
+        asked = ""
+        if turns is not None:
+            index, first, given = turns.index, turns.made, turns.given
+            counted = f"range({self._helpers}.rows({', '.join(turns.of)}))"
+            asked = f"{self._helpers}.rows({', '.join(turns.of)}) is not None"
+        elif isinstance(target, ast.Name) and (ranged := range_of(generator.iter)) is not None:
+            index, given, counted = target.id, [], ast.unparse(generator.iter)
+            ends = ast.unparse(ast.Tuple(ranged[0].args, ast.Load()))
+            asked = f"{self._helpers}.is_open({ends})"
         if not asked:
             return [*found, plain], _replaced(statement, listed, name)
-        assert rows is not None
         lines = [
+            *first,
             f"if {asked}:",
             f"    {name} = []",
             f"    for {index} in {counted}:",
-            *(f"        {each} = {value}[{index}]" for each, value in rows.items() if value),
-            *(f"        {part}" for part in parts),
+            *(f"        {text}" for text in given),
             f"        {name}.append(None)",
         ]
-        written = _parsed(lines, statement)
+        *before, written = _parsed(lines, statement)
         loop = written.body[-1]
         assert isinstance(loop, ast.For)
-        (*before, last) = loop.body
+        (*own, last) = loop.body
         assert isinstance(last, ast.Expr)
         assert isinstance(last.value, ast.Call)
         last.value.args = [element]
-        loop.body = [*before, *self._statement(last)]
+        loop.body = [*own, *self._statement(last)]
         written.orelse = [plain]
-        return [*found, written], _replaced(statement, listed, name)
-
-    def _names(self, rows: dict[str, str]) -> tuple[str, str]:
-        """The name of the count, and the values whose rows are taken, as arguments."""
-        index = next((name for name, value in rows.items() if not value), None)
-        self._made += index is None
-        return index or f"__turn_{self._made}", ", ".join(filter(None, rows.values()))
-
-
-def _rows(
-    target: ast.expr, iterated: ast.expr, parts: list[str], number: int
-) -> dict[str, str] | None:
-    """The tensor whose row each name of a target is; an empty string for the counter.
-
-    A row that is taken apart gets a name of its own, with this number, and a statement in `parts`.
-    """
-    if _is_call(iterated, "enumerate"):
-        if len(iterated.args) != 1 or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
-            return None
-        count, rest = target.elts
-        inner = _rows(rest, iterated.args[0], parts, number)
-        if inner is None or not isinstance(count, ast.Name) or "" in inner.values():
-            return None
-        return {count.id: "", **inner}
-    targets, values = [target], [iterated]
-    if _is_call(iterated, "zip"):
-        if not isinstance(target, ast.Tuple) or len(target.elts) != len(iterated.args):
-            return None
-        targets, values = target.elts, iterated.args
-    found: dict[str, str] = {}
-    for name, value in zip(targets, values, strict=True):
-        if isinstance(name, ast.Tuple):
-            own = ast.Name(f"__whole_{number}_{len(parts)}")
-            parts.append(f"{ast.unparse(name)} = {own.id}")
-            name = own
-        if not isinstance(name, ast.Name) or not _is_plain(value):
-            return None
-        found[name.id] = ast.unparse(value)
-    return found
+        return [*found, *before, written], _replaced(statement, listed, name)
 
 
 def _cuts(value: ast.expr) -> TypeGuard[ast.Call]:
@@ -285,29 +247,8 @@ def _cuts(value: ast.expr) -> TypeGuard[ast.Call]:
     return value.func.attr in _CUTS
 
 
-def _is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) != name:
-        return False
-    return all(each.arg == "strict" for each in node.keywords)
-
-
-def _is_range(value: ast.expr) -> bool:
-    """Whether it is a range, in its order or the other way round."""
-    if isinstance(value, ast.Subscript):
-        return _is_range(value.value)
-    return _is_call(value, "range") or (_is_call(value, "reversed") and _is_range(value.args[0]))
-
-
-def _is_plain(value: ast.expr) -> bool:
-    """Whether it is a name or an attribute, which may be read more than once."""
-    while isinstance(value, ast.Attribute):
-        value = value.value
-    return isinstance(value, ast.Name)
-
-
-def _assigns(body: Sequence[ast.stmt], values: Collection[str]) -> bool:
-    """Whether statements assign to the names that values are read from."""
-    names = {value.partition(".")[0] for value in values if value}
+def _assigns(body: Sequence[ast.stmt], names: Collection[str]) -> bool:
+    """Whether statements assign to some of these names."""
     return any(
         isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and each.id in names
         for statement in body
@@ -347,9 +288,10 @@ def _replaced(statement: ast.stmt, made: ast.ListComp, name: str) -> ast.stmt:
     return found
 
 
-def _parsed(lines: Sequence[str], at: ast.stmt) -> ast.If:
-    (found,) = ast.parse("\n".join(lines)).body
-    assert isinstance(found, ast.If)
-    for each in ast.walk(found):
+def _parsed(lines: Sequence[str], at: ast.stmt) -> list[Any]:
+    """Statements of which the last one is an if."""
+    found = ast.parse("\n".join(lines)).body
+    assert isinstance(found[-1], ast.If)
+    for each in (each for part in found for each in ast.walk(part)):
         ast.copy_location(each, at)
     return found

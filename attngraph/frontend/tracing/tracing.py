@@ -162,6 +162,13 @@ def _elsewhere(
         numbers = replace(numbers, whole=frozenset(numbers.cuts))
         with suppress(CaptureError):
             best = _better(best, export(subject, numbers, (), remedies))
+    elif numbers.cuts and (sized or isinstance(best, CaptureError)):
+        parted = replace(numbers, parted=True)
+        found, _ = _most_open(subject, parted, remedies, settled=True)
+        if found is not None:
+            best = _better(best, found)
+        if best is found or numbers.blocks:  # which a sample of one block shows beyond it
+            numbers = parted
 
     tried: set[tuple[int, ...]] = set()
     for _ in range(_AGAIN):
