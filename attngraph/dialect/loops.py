@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from attngraph.errors import IRError
 from attngraph.ir.graph import Graph
@@ -47,11 +49,11 @@ def _results(
     graph: Graph, operands: Sequence[torch.Tensor], carried: int, steps: int
 ) -> list[torch.Tensor]:
     """Fake results, whose sizes come from the body's own types."""
-    sizes: dict[str, int] = {}
+    sizes: dict[sympy.Expr, int] = {}
     for value, operand in zip(graph.inputs, operands, strict=True):
         for dim, size in zip(value.shape, operand.shape, strict=True):
-            if isinstance(dim, sympy.Symbol):
-                sizes[dim.name] = size
+            if not isinstance(dim, int):
+                sizes[dim] = size
 
     def shape(type: TensorType) -> list[int]:
         return [_size(dim, sizes) for dim in type.shape]
@@ -63,11 +65,13 @@ def _results(
     return results
 
 
-def _size(dim: int | sympy.Expr, sizes: dict[str, int]) -> int:
+def _size(dim: int | sympy.Expr, sizes: dict[sympy.Expr, int]) -> int:
+    """A size that an input has, whole or in symbols. It may be one of torch's own."""
     if isinstance(dim, int):
         return dim
-    symbols = sorted(dim.free_symbols, key=str)
-    if missing := [str(symbol) for symbol in symbols if str(symbol) not in sizes]:
+    if dim in sizes:
+        return sizes[dim]
+    if missing := sorted(map(str, dim.free_symbols - sizes.keys())):
         raise IRError(f"A loop's body makes the size {missing[0]}, which its inputs don't have.")
-    size: int = sympy.lambdify(symbols, dim)(*(sizes[str(symbol)] for symbol in symbols))
+    size: int = sympy_interp(PythonReferenceAnalysis, sizes, dim)
     return size
