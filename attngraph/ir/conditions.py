@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -54,12 +54,6 @@ _ROUNDINGS = (
     torch_sympy.CeilToInt,
     torch_sympy.TruncToInt,
 )
-_NEIGHBOURS = {
-    sympy.StrictGreaterThan: (sympy.Ge, -1),
-    sympy.GreaterThan: (sympy.Gt, 1),
-    sympy.StrictLessThan: (sympy.Le, 1),
-    sympy.LessThan: (sympy.Lt, -1),
-}
 _MOST_TERMS = 64  # of a sum that is factored, which takes long for more
 _SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 
@@ -326,17 +320,22 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
         weaker, size = follows
         if always(sympy.Ge(size, 0), infos) and always(weaker, infos):
             return True
-    by_factors = (_by_factors(each, infos) for each in (condition, *_of_neighbours(condition)))
-    return next((each for each in by_factors if each is not None), None)
+    weak = _weak(condition)
+    if weak is not None and _by_factors(weak, infos):
+        return True
+    return _by_factors(condition, infos)
 
 
-def _of_neighbours(condition: sympy.Rel) -> Iterator[sympy.Rel]:
-    """An order of whole numbers by the neighbour of one of them: n > -1 is n >= 0."""
-    step = _NEIGHBOURS.get(condition.func)
+def _weak(condition: sympy.Rel) -> sympy.Rel | None:
+    """A strict order of whole numbers as a weak one of their neighbours: n > -1 is n >= 0."""
     difference = condition.lhs - condition.rhs
-    if step is not None and difference.is_integer:
-        order, ahead = step
-        yield order(difference + ahead, 0)
+    if not difference.is_integer:
+        return None
+    if isinstance(condition, sympy.StrictGreaterThan):
+        return sympy.Ge(difference - 1, 0, evaluate=False)
+    if isinstance(condition, sympy.StrictLessThan):
+        return sympy.Le(difference + 1, 0, evaluate=False)
+    return None
 
 
 def _is_quotient(expr: sympy.Basic) -> bool:
