@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 
@@ -378,7 +379,7 @@ class _Reader:
 
 def _floored(steps: Sequence[Bias | Mask], low: float) -> Iterator[Bias | Mask]:
     """The steps when a floor is put under all of them: two that hide a score hide it once."""
-    for step, following in zip(steps, (*steps[1:], None), strict=True):
+    for step, following in zip_longest(steps, steps[1:]):
         if isinstance(step, Mask):
             yield replace(step, fill=max(step.fill, low))
         else:
