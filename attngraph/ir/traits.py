@@ -204,7 +204,7 @@ POINTWISE = _trait(
 MATMUL = _trait("matmul", "matmul bmm mm mv dot einsum")  # of operands and nothing else
 SOLVE = _trait("solve", "linalg_solve_triangular")  # the inverse of one operand times the other
 INVERSE = _trait("inverse", "linalg_inv inverse linalg_solve")  # an error where there is none
-CHOLESKY = _trait("cholesky", "linalg_cholesky cholesky")  # an error unless positive definite
+CHOLESKY = _trait("cholesky", "linalg_cholesky")  # an error unless positive definite
 MATRIX = _trait(  # of a matrix as a whole: factors, what is solved with them, determinants, powers
     "matrix",
     "linalg_lu linalg_qr linalg_cholesky_ex linalg_inv_ex _linalg_solve_ex cholesky_inverse "

@@ -41,6 +41,8 @@ def recorded_jumps(found: Mapping[tuple[str, int], set[bool]]) -> Iterator[None]
     pending: dict[FrameType, tuple[set[bool], _Jump]] = {}
 
     def step(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":  # Python 3.14 forgets what it is told when a frame is entered
+            frame.f_trace_opcodes = True
         if event in ("opcode", "return") and frame in pending:
             sides, jump = pending.pop(frame)
             if event == "opcode":

@@ -110,12 +110,6 @@ def _log_of_determinant(matrix: Tensor) -> Tensor:
     return torch.where(sign < 0, torch.nan, log)
 
 
-@formula("aten.cholesky")  # torch 2.14 has it no more
-def _cholesky(matrix: Tensor, upper: bool = False) -> Tensor:
-    lower: Tensor = torch.linalg.cholesky_ex(matrix, upper=upper)[0]
-    return lower
-
-
 @formula("aten.cholesky_solve")
 def _cholesky_solve(given: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     """X of L Lᵀ X = B."""
