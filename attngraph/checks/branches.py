@@ -29,7 +29,7 @@ from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
 from attngraph.frontend.rewording.branches import is_assertion, recorded_sides
-from attngraph.frontend.rewording.hit_loops import all_turns, are_same, is_in_a_turn
+from attngraph.frontend.rewording.hit_loops import AllTurns, Hits, all_turns, are_same
 from attngraph.frontend.tracing.trace_errors import chooses
 from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import quote
@@ -150,7 +150,7 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
     Of zeros x · 2 and −x are the same: inputs of one number say nothing, and outputs of one only if
     other inputs give it as well. A place that asks several times in a run, as in each layer, has
     the other side only if it was seen each time: to leave after the last layer is to go on after
-    it. The turns of experts are alike. None where the trace is seen to be wrong.
+    it. Turns of experts without rows are alike. None where the trace is seen to be wrong.
     """
     check.all_references()
     roles, turns = roles_of(check.pristine, captured.args), _Turns()
@@ -161,10 +161,12 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
         return None
     for tensors in (*check.all_cases().values(), *further):
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
+        known = len(turns.runs)
         eager = _watched(seen, captured, check, tensors, turns)
         if eager is None:
             return None
         if not all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True)):
+            del turns.runs[known:]
             continue
         for place, sides in seen.items():
             if any(map(_varies, eager)):
@@ -186,26 +188,28 @@ class _Turns:
     """What each run of a model answers at its places, in the order in which they ask."""
 
     def __init__(self) -> None:
-        self._runs: list[dict[Place, list[bool]]] = []
+        self.runs: list[dict[Place, list[bool]]] = []
 
     def forget(self) -> None:
         """The last run failed."""
-        del self._runs[-1:]
+        del self.runs[-1:]
 
     def begin(self, *_: object) -> None:
         """A run begins: a hook before the forward of a module."""
-        self._runs.append({})
+        self.runs.append({})
 
     def add(self, place: Place, said: bool) -> None:
-        if self._runs and not is_in_a_turn():
-            self._runs[-1].setdefault(place, []).append(said)
+        if self.runs:
+            self.runs[-1].setdefault(place, []).append(said)
 
     def show(self, place: Place, followed: bool) -> bool:
-        """Whether a run answers otherwise each time that all runs on the followed side ask."""
-        answers = [run[place] for run in self._runs if place in run]
+        """Whether a run answers otherwise each time that all runs on the followed side ask, or
+        none that was added does.
+        """
+        answers = [run[place] for run in self.runs if place in run]
         asked = (len(each) for each in answers if (not followed) not in each)
         others = {at for each in answers for at, said in enumerate(each) if said != followed}
-        return others.issuperset(range(min(asked, default=0)))
+        return not others or others.issuperset(range(min(asked, default=0)))
 
 
 def _shows_where_spoilt(roles: Sequence[Role], captured: Captured, check: Check) -> bool:
@@ -259,12 +263,17 @@ def _watched(
     """
     own = check.references(tensors).eager if captured.hits else None
     turns = turns or _Turns()
-    told = turns.add
 
     def eager(*, numbers: bool) -> Sequence[torch.Tensor]:
+        loops = None if captured.hits is None else AllTurns(Hits(captured.hits.ends))
+
+        def told(place: Place, said: bool) -> None:
+            if loops is None or not loops.is_spare:
+                turns.add(place, said)
+
         sides = recorded_sides(seen, captured.jumps, numbers=numbers, told=told)
         hook = check.module.register_forward_pre_hook(turns.begin)
-        with sides, all_turns(captured.hits), hook:
+        with sides, loops or contextlib.nullcontext(), hook:
             return check.references(tensors).eager
 
     try:

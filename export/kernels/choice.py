@@ -18,7 +18,7 @@ from attngraph.export.kernels.table import (
     KERNELS,
     LEGAL,
     PRIMITIVE,
-    RUN,
+    RELEASES,
     Form,
     Kernel,
     Legal,
@@ -95,7 +95,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 def is_known(text: str, provider: Provider = "cpu") -> bool:
     """Whether the kernel table covers an onnxruntime, so that a model can be compiled for it."""
-    return version_of(text) in RUN[provider]
+    return version_of(text) in RELEASES[provider]
 
 
 def check_version(text: str | None = None, provider: Provider = "cpu") -> None:
@@ -103,7 +103,7 @@ def check_version(text: str | None = None, provider: Provider = "cpu") -> None:
     text = text or onnxruntime.__version__
     if is_known(text, provider):
         return
-    known = RUN[provider]
+    known = RELEASES[provider]
     on, name = ("", "onnxruntime") if provider == "cpu" else (" on CUDA", "onnxruntime-gpu")
     raise ProviderError(
         f"The kernel table has no row for onnxruntime {text}{on}: it knows {known}. Install one of "

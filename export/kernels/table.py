@@ -57,7 +57,7 @@ class Versions:
         return f"{self.end[0]}.{self.end[1] - 1}.*"
 
 
-RUN: Mapping[Provider, Versions] = {
+RELEASES: Mapping[Provider, Versions] = {
     "cpu": Versions((1, 31), (1, 33)),
     "cuda": Versions((1, 31), (1, 32)),
 }
@@ -136,7 +136,7 @@ class Legal:
     @property
     def versions(self) -> Versions:
         """The onnxruntime releases for which this holds."""
-        return RUN[self.provider]
+        return RELEASES[self.provider]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Kernel:
     @property
     def versions(self) -> Versions:
         """The onnxruntime releases for which this holds."""
-        return RUN[self.provider]
+        return RELEASES[self.provider]
 
 
 _ANY = frozenset({CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP})

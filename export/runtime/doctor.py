@@ -13,7 +13,7 @@ import onnxruntime
 import torch
 
 from attngraph.export.kernels.choice import is_known
-from attngraph.export.kernels.table import RUN
+from attngraph.export.kernels.table import RELEASES
 from attngraph.export.kernels.weight_only import FORMS, cost_on_cpu
 from attngraph.export.runtime.providers import installed, preload_cuda
 from attngraph.export.target import Provider
@@ -82,7 +82,7 @@ def _packages(facts: Environment) -> Iterator[Finding]:
     used = facts.packages.get(name)
     provider: Provider = "cuda" if gpu else "cpu"
     if used is not None and not is_known(used, provider):
-        known = RUN[provider]
+        known = RELEASES[provider]
         yield Finding(
             "problem",
             name,

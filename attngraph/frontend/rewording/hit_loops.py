@@ -49,36 +49,6 @@ _BEYOND = re.compile(r"index (\d+) (?:is )?out of (?:range|bounds)")
 _BEYOND_ALL = re.compile(r"index (\d+) is out of bounds for dimension \d+ with size \1\b")
 
 
-class _List(list[Any]):
-    """What a loop has a turn for each of, and is known to be in one."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return _each(super().__iter__())
-
-
-class _Tuple(tuple[Any, ...]):
-    """As _List."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return _each(super().__iter__())
-
-
-_running: list[Iterator[Any]] = []
-
-
-def _each(items: Iterator[Any]) -> Iterator[Any]:
-    _running.append(items)
-    try:
-        yield from items
-    finally:  # where the loop is left early, too
-        _running.remove(items)
-
-
-def is_in_a_turn() -> bool:
-    """Whether a loop over the experts that were hit is running, with its turns for the others."""
-    return bool(_running)
-
-
 class Hits:
     """Indices at which a vector of known length is true, as a trace or a run meets them, or those
     of an axis of known length that were chosen.
@@ -112,9 +82,9 @@ class Hits:
         self._counts[at] = count
         end = self.ends.get(at, count)
         if is_list:
-            return _List(index if indices.ndim == 1 else [index] for index in range(end))
+            return [index if indices.ndim == 1 else [index] for index in range(end)]
         each = [torch.tensor([index], dtype=indices.dtype) for index in range(end)]
-        return _Tuple(each if indices.ndim == 2 else [index[0] for index in each])
+        return tuple(each if indices.ndim == 2 else [index[0] for index in each])
 
     def shorten(self, error: str) -> bool:
         """Whether loops end earlier now, before a turn for which there is nothing to look up."""
@@ -196,24 +166,59 @@ def _writes(source: Any, name: str, named: Mapping[str, Any]) -> bool:
     return not isinstance(source, torch.Tensor) or not source.is_floating_point()
 
 
-class _AllTurns(TorchFunctionMode):
+class AllTurns(TorchFunctionMode):
+    """Within, the model runs with the turns of loops, and remembers what it meets of them."""
+
     def __init__(self, hits: Hits) -> None:
         super().__init__()
         self._hits = hits
+        self.is_spare = False
+        """Whether a turn is running that the model itself hasn't: of an expert without rows."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
         turns = self._hits.turns(func, args, named)
         if turns is not None:
-            return turns
+            kind = _List if isinstance(turns, list) else _Tuple
+            return kind(turns).told_to(self, {*args[0].flatten().tolist()})
         result = func(*args, **named)
         self._hits.see(func, args, named, result)
         return result
 
+    def told(self, items: Iterator[Any], own: set[int]) -> Iterator[Any]:
+        for at, item in enumerate(items):
+            self.is_spare = at not in own
+            try:
+                yield item
+            finally:  # where the loop is left, too
+                self.is_spare = False
+
 
 def all_turns(traced: Hits | None) -> AbstractContextManager[Any]:
     """Within, the model runs with the turns of the traced loops."""
-    return nullcontext() if traced is None else _AllTurns(Hits(traced.ends))
+    return nullcontext() if traced is None else AllTurns(Hits(traced.ends))
+
+
+class _Told:
+    """Items of a loop that tells which of its turns are the model's own."""
+
+    _mode: AllTurns
+    _own: set[int]
+
+    def told_to(self, mode: AllTurns, own: set[int]) -> Any:
+        self._mode, self._own = mode, own
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._mode.told(super().__iter__(), self._own)  # type: ignore[misc]
+
+
+class _List(_Told, list[Any]):
+    pass
+
+
+class _Tuple(_Told, tuple[Any, ...]):
+    pass
 
 
 def does_nothing_else(
@@ -234,7 +239,7 @@ def does_nothing_else(
         expected, hits = output_of(module, tried), Hits(traced.ends)
         if expected is None:
             continue
-        with _AllTurns(hits):
+        with AllTurns(hits):
             found = output_of(module, tried)
         if found is None or len(found) != len(expected):
             return False
@@ -247,7 +252,7 @@ def does_nothing_else(
 def _fails(module: torch.nn.Module, inputs: Inputs, hits: Hits, index: int) -> bool:
     """Whether the model, with these turns, looks up this index where it is one too many."""
     try:
-        with _AllTurns(hits), inference(module):
+        with AllTurns(hits), inference(module):
             module(*inputs[0], **inputs[1])
     except IndexError as error:
         found = _BEYOND_ALL.search(str(error))

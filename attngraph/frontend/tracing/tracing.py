@@ -61,7 +61,10 @@ def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
         best, _ = _most_open(subject, numbers, remedies, settled=True)
         if hurried is not None:
             best = hurried if best is None else _better(best, hurried)
-    assert best is not None
+    if best is None:
+        raise CaptureError(
+            "A trace with its loops as scans computes something else than the model."
+        )
     best = _whatever_the_strides(best, subject, numbers, remedies)
     if elsewhere:
         numbers = replace(numbers, rounded=None)
