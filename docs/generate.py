@@ -23,6 +23,7 @@ from attngraph.ir import Graph, Node, format_graph
 from attngraph.ir.printer import format_node
 from attngraph.passes import label_of, purpose_of, run
 from attngraph.passes.canonical.normal_form import FORMS
+from attngraph.passes.loops.loop_bodies import LoopBodies
 from bench import page as benchmarks
 from bench import versions
 from examples import eager_attention, make_checkpoint
@@ -92,6 +93,12 @@ def passes() -> str:
                 f"- **{item.name}**: {purpose_of(item)} *{label_of(item).capitalize()}.*\n"
             )
             seen.add(item.name)
+    for item in pipeline():
+        for inner in item.stages if isinstance(item, LoopBodies) else ():
+            if inner.name not in seen:
+                purpose = f"{purpose_of(inner)} *{label_of(inner).capitalize()}.*"
+                lines.append(f"- in loop-bodies alone: **{inner.name}**: {purpose}\n")
+                seen.add(inner.name)
     return "".join(lines)
 
 

@@ -77,10 +77,13 @@ _STAGES = (
     "fuse-activations",
     "fuse-causal-conv",
     "fold-input-scales",
+    "raise-products",
     *CLEAN,
 )
 _PACKING = ("pack-tokens", *CLEAN)
 _SPLITTING = ("split-projections", "drop-key-bias", *CLEAN)
+_IN_STEPS = ("raise-products",)
+"""Passes for the bodies of loops alone: a graph's own sums are read by others."""
 _CLOSING = ("bound-keys", "fuse-quantized", "dce")
 
 
@@ -148,6 +151,7 @@ def pipeline(
         for item in stages
     ]
     in_loops = [item for item in stages if item.name not in _SPLITTING[:1]]  # a step has few rows
+    stages = [item for item in stages if item.name not in _IN_STEPS]
     stages = [
         replace(item, apart_from=LARGE) if apart and isinstance(item, MergeProjections) else item
         for item in stages
