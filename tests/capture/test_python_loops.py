@@ -229,6 +229,23 @@ def _scan(
     return turn(state, 0, len(next(iter(given.values())))), found
 
 
+class Called(nn.Module):
+    """A step calls a method that makes numbers, in a module where sizes become some."""
+
+    def scores(self, state: Tensor, x: Tensor, scale: float) -> Tensor:
+        assert isinstance(scale, float)
+        scores = (x @ state[..., None]).squeeze(-1) * scale / float(int(x.shape[1] / 2) + 1)
+        return scores.masked_fill_(x[..., 0] > 1, -float("inf"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, given = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            weights = self.scores(state, x, 0.5).exp()
+            state = (state + x[:, t] + torch.einsum("bs,bsd->bd", weights, x)).tanh()
+            given.append(state)
+        return torch.stack(given, 1)
+
+
 class Within(nn.Module):
     """Its loop is in a function that a function makes when it is called."""
 
@@ -265,7 +282,7 @@ _SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (Recurrence,
 
 
 @pytest.mark.parametrize(
-    "module", [Windows, Dotted, Prefixes, Numbered, FromScalars, Sides, Within, *_SLOW]
+    "module", [Windows, Dotted, Prefixes, Numbered, FromScalars, Sides, Called, Within, *_SLOW]
 )
 def test_a_loop_takes_every_length(module: Callable[[], nn.Module]) -> None:
     model = module().eval()

@@ -13,6 +13,7 @@ from attngraph.frontend.rewording.batched_joins import AtOnce, BatchedJoins, is_
 from attngraph.frontend.rewording.loop_choices import UNDEFINED, as_tensor
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_ranges import Range, expr_of
+from attngraph.frontend.rewording.number_classes import pythons_own
 
 _WIDER = 3
 """Steps after which a state has the shape that it keeps."""
@@ -88,7 +89,8 @@ def _run(
             return [], torch.vmap(lambda *now: step([], list(now), kept)[1])(*items)
     if is_at_once():
         return _within(step, carried, items, kept)
-    return scan(lambda carry, now: step(carry, now, kept), [*carried], items)
+    with pythons_own():
+        return scan(lambda carry, now: step(carry, now, kept), [*carried], items)
 
 
 def _within(
@@ -121,7 +123,7 @@ def _within(
 
         return torch.vmap(one)(*(given[at] for at in own))
 
-    with level.outside():
+    with level.outside(), pythons_own():
         carry, made = scan(at_once, carried, items)
         made = pytree.tree_map(lambda each: each.movedim(1, 0), made)
     return pytree.tree_map(level.within, (carry, made))  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,15 @@ from torch.fx.experimental.sym_node import SymNode
 
 from attngraph.frontend.rewording.comparisons import are_sizes
 from attngraph.frontend.rewording.library_calls import calls_of_any_size, library_call
+from attngraph.frontend.rewording.number_classes import (
+    SIZES,
+    SYM_FLOAT,
+    SYM_INT,
+    Float,
+    Int,
+    Namespace,
+    classes_in,
+)
 from attngraph.frontend.rewording.python_loops import scanned_loops
 from attngraph.frontend.rewording.rounded_for_speed import (
     Function,
@@ -49,13 +58,7 @@ _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
 _NUMPY_CALL = re.compile(r"\b(?:np|numpy)\.")
 _LOOP = re.compile(r"\bfor\b.*\bin\b|\b(unbind|split|chunk|range)\(|\]\s*\*|\*\s*\[")
 _WHILE = re.compile(r"^\s*while\b")
-_SIZES = (torch.SymInt, torch.SymFloat)
-_SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
-    getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
-)
-
-Namespace = dict[str, Any]
-"""The global names of a module of code."""
+_SYM_SQRT: Callable[..., Any] = getattr(torch, "_sym_sqrt")  # noqa: B009  (which has no types)
 
 
 @dataclass
@@ -166,8 +169,9 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         )
         stack.enter_context(stood_in(known.functions, written_out(known.rounded, known.exact)))
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
+        stack.enter_context(classes_in(known.spaces))
         for names in known.spaces:
-            own: Namespace = {"int": _Int, "float": _Float, "len": _length}
+            own: Namespace = {"int": Int, "float": Float, "len": _length}
             own |= {"max": _extreme(max, torch.sym_max), "min": _extreme(min, torch.sym_min)}
             own["range"] = _Blocks
             own = {name: made for name, made in own.items() if name not in names}
@@ -184,41 +188,6 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         yield
 
 
-class _Number(type):
-    """Of classes that stand for int and float, and say that a size is one."""
-
-    plain: type
-    size: type
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, (cls.plain, cls.size))
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        return issubclass(other, cls.plain)
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is cls.plain
-
-    def __hash__(cls) -> int:
-        return hash(cls.plain)
-
-
-class _Int(int, metaclass=_Number):
-    plain, size = int, torch.SymInt
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        number = _read_at_run_time(args)
-        return int(*args, **kwargs) if number is None else _SYM_INT(number)
-
-
-class _Float(float, metaclass=_Number):
-    plain, size = float, torch.SymFloat
-
-    def __new__(cls, *args: Any) -> Any:
-        number = _read_at_run_time(args)
-        return float(*args) if number is None else _SYM_FLOAT(number)
-
-
 class _Blocks:
     """`range(0, n, 256)`: each turn asks whether n goes on, so a trace holds for as many blocks.
 
@@ -230,14 +199,6 @@ class _Blocks:
         if not is_open or any(type(each) is not int for each in args[::2]) or args[2] < 2:
             return range(*args)
         return itertools.takewhile(lambda at: at < args[1], itertools.count(args[0], args[2]))
-
-
-def _read_at_run_time(args: Sequence[Any]) -> Any:
-    """The size that is the only argument, or the element of the tensor that is; None of others."""
-    if len(args) != 1:
-        return None
-    number = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
-    return number if isinstance(number, _SIZES) else None
 
 
 def _extreme(plain: Callable[..., Any], of_numbers: Callable[..., Any]) -> Callable[..., Any]:
@@ -265,11 +226,11 @@ def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
         is_of_base = plain.__name__ == "log" and len(args) == 1
         if is_of_base and any(map(_is_size, (value, *args))):
             return computed(value) / computed(*args)
-        if args or not isinstance(value, _SIZES):
+        if args or not isinstance(value, SIZES):
             return plain(value, *args)
         if plain.__name__ in ("sqrt", "isqrt"):
-            root = _SYM_SQRT(_SYM_FLOAT(value))
-            return _SYM_INT(root) if plain.__name__ == "isqrt" else root
+            root = _SYM_SQRT(SYM_FLOAT(value))
+            return SYM_INT(root) if plain.__name__ == "isqrt" else root
         applied: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, plain.__name__)
         size: Any = value
         return applied(torch.full((), size, dtype=torch.float64))
@@ -281,16 +242,16 @@ _POW = math.pow  # which `_power` stands in for
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, _SIZES)
+    return isinstance(value, SIZES)
 
 
 def _power(base: Any, exponent: Any) -> Any:
     is_open = _is_size(base) or _is_size(exponent)
-    return _SYM_FLOAT(base) ** exponent if is_open else _POW(base, exponent)
+    return SYM_FLOAT(base) ** exponent if is_open else _POW(base, exponent)
 
 
 def _product(value: Any, *args: Any, _plain: Callable[..., Any] = np.prod, **kwargs: Any) -> Any:
-    is_shape = isinstance(value, (tuple, list)) and any(isinstance(item, _SIZES) for item in value)
+    is_shape = isinstance(value, (tuple, list)) and any(isinstance(item, SIZES) for item in value)
     return (
         math.prod(value) if is_shape and not args and not kwargs else _plain(value, *args, **kwargs)
     )
