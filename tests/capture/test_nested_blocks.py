@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_interpreter_stack
 from torch.export import Dim
+from torch.nn import functional as F
 
 import attngraph
+from attngraph.errors import CaptureError
 
 pytestmark = pytest.mark.wide
 
@@ -44,14 +47,214 @@ def _one_size(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("code", [_one_size], ids=lambda code: code.__name__)
+State = tuple[Tensor, Tensor, Tensor]
+
+
+def _begun(query: Tensor) -> State:
+    none = torch.full_like(query[..., :1], -torch.inf)
+    return torch.zeros_like(query), torch.zeros_like(none), none
+
+
+def _seen(state: State, scores: Tensor, value: Tensor) -> State:
+    given, total, most = state
+    larger = torch.maximum(most, scores.amax(-1, keepdim=True))
+    weights, before = (scores - larger).exp(), (most - larger).exp()
+    return given * before + weights @ value, total * before + weights.sum(-1, keepdim=True), larger
+
+
+def _over_keys(query: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state = _begun(query)
+    for at in range(0, k.shape[2], SIZE):
+        state = _seen(state, query @ k[:, :, at : at + SIZE].mT, v[:, :, at : at + SIZE])
+    return state[0] / state[1]
+
+
+def _in_a_function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    blocks = range(0, q.shape[2], SIZE)
+    return torch.cat([_over_keys(q[:, :, at : at + SIZE], k, v) for at in blocks], 2)
+
+
+class Padded(nn.Module):
+    """Of queries that were padded to whole blocks: the code of all blocks, and none of it masks."""
+
+    def __init__(self, code: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.attends = Attends(code)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        found: Tensor = self.attends(F.pad(x, (0, 0, 0, -length % SIZE)))
+        return found[:, :length]
+
+
+def _block(x: Tensor, at: int) -> Tensor:
+    return x[:, :, at * SIZE : (at + 1) * SIZE]
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A mask of the places that both loops read."""
+    place, found = torch.arange(q.shape[2]), []
+    for start in range(0, q.shape[2], SIZE):
+        query = q[:, :, start : start + SIZE]
+        state = _begun(query)
+        for at in range(0, k.shape[2], SIZE):
+            scores = query @ k[:, :, at : at + SIZE].mT
+            later = place[start : start + SIZE, None] < place[None, at : at + SIZE]
+            state = _seen(state, scores.masked_fill(later, -torch.inf), v[:, :, at : at + SIZE])
+        found.append(state[0] / state[1])
+    return torch.cat(found, 2)
+
+
+def _up_to_the_diagonal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        query = q[:, :, i * SIZE : (i + 1) * SIZE]
+        state = _begun(query)
+        for j in range(i + 1):
+            scores = query @ k[:, :, j * SIZE : (j + 1) * SIZE].mT
+            if j == i:
+                later = torch.ones(SIZE, SIZE, dtype=torch.bool).triu(1)
+                scores = scores.masked_fill(later, -torch.inf)
+            state = _seen(state, scores, v[:, :, j * SIZE : (j + 1) * SIZE])
+        found.append(state[0] / state[1])
+    return torch.cat(found, 2)
+
+
+def _up_to_a_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place, found = torch.arange(q.shape[2]), []
+    for start in range(0, q.shape[2], SIZE):
+        query = q[:, :, start : start + SIZE]
+        state = _begun(query)
+        for at in range(0, start + SIZE, SIZE):
+            scores = query @ k[:, :, at : at + SIZE].mT
+            later = place[start : start + SIZE, None] < place[None, at : at + SIZE]
+            state = _seen(state, scores.masked_fill(later, -torch.inf), v[:, :, at : at + SIZE])
+        found.append(state[0] / state[1])
+    return torch.cat(found, 2)
+
+
+def _of_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Single places, and powers that would grow beyond the diagonal."""
+    found = []
+    for t in range(q.shape[2]):
+        given = torch.zeros_like(q[:, :, 0])
+        for s in range(t + 1):
+            given = given + v[:, :, s] * torch.tanh(k[:, :, t]) * 0.9 ** (t - s)
+        found.append(given)
+    return torch.stack(found, 2)
+
+
+def _check(model: nn.Module, sizes: tuple[tuple[int, int], ...]) -> None:
+    torch.manual_seed(0)
+    dims = {0: Dim("batch", max=8), 1: Dim("length", max=100)}
+    found = attngraph.optimize(model.eval(), (torch.randn(2, 11, 8),), dynamic_shapes=(dims,))
+    for batch, length in sizes:
+        x = torch.randn(batch, length, 8)
+        torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+SIZES = ((1, 1), (2, 4), (3, 5), (2, 8), (2, 9), (2, 12), (1, 31), (2, 88))
+
+
+@pytest.mark.parametrize("code", [_one_size, _in_a_function], ids=lambda code: code.__name__)
 def test_blocks_of_queries_go_through_blocks_of_keys(
     code: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> None:
-    torch.manual_seed(0)
-    model = Attends(code).eval()
-    dims = {0: Dim("batch", max=8), 1: Dim("length", max=64)}
-    found = attngraph.optimize(model, (torch.randn(2, 11, 8),), dynamic_shapes=(dims,))
-    for batch, length in ((1, 1), (2, 4), (3, 5), (2, 8), (2, 9), (2, 12), (1, 31), (2, 64)):
-        x = torch.randn(batch, length, 8)
-        torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
+    _check(Attends(code), SIZES)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [_in_a_function, _masked, _up_to_the_diagonal, _up_to_a_place],
+    ids=lambda code: code.__name__,
+)
+def test_whole_blocks_of_queries_go_through_blocks_of_keys(
+    code: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    _check(Padded(code), SIZES)
+
+
+def test_a_loop_up_to_the_step_around_it() -> None:
+    _check(Attends(_of_rows), SIZES)
+
+
+def _below(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The first has none, of which there is no scan."""
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        state = torch.zeros_like(_block(q, 0))
+        for j in range(i):
+            state = state * 0.5 + k[:, :, j * SIZE : (j + 1) * SIZE]
+        found.append(state)
+    return torch.cat(found, 2)
+
+
+def _beyond(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One more than there are, whose block is empty."""
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        state = torch.zeros_like(_block(q, 0))
+        for j in range(i + 2):
+            state = state * 0.5 + 1 + k[:, :, j * SIZE : (j + 1) * SIZE].sum(2, keepdim=True)
+        found.append(state)
+    return torch.cat(found, 2)
+
+
+def _fewer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """From the longest one down."""
+    count, found = q.shape[2] // SIZE, []
+    for i in range(count):
+        state = torch.zeros_like(_block(q, 0))
+        for j in range(count - i):
+            state = state * 0.5 + k[:, :, j * SIZE : (j + 1) * SIZE]
+        found.append(state)
+    return torch.cat(found, 2)
+
+
+def _left_by_the_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What the last step leaves is read behind them."""
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        state = torch.zeros_like(_block(q, 0))
+        for j in range(i + 1):
+            key = k[:, :, j * SIZE : (j + 1) * SIZE]
+            state = state * 0.5 + key
+        found.append(state + key)
+    return torch.cat(found, 2)
+
+
+def _listed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A list of another length in each step."""
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        parts = []
+        for j in range(i + 1):
+            parts.append(k[:, :, j * SIZE : (j + 1) * SIZE])
+        found.append(torch.stack(parts).mean(0))
+    return torch.cat(found, 2)
+
+
+@pytest.mark.parametrize(
+    "code", [_below, _beyond, _fewer, _left_by_the_last, _listed], ids=lambda code: code.__name__
+)
+def test_other_loops_up_to_a_step_are_refused(
+    code: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    with pytest.raises(CaptureError, match="length"):
+        _check(Padded(code), SIZES)
+
+
+def _makes_a_constant(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        state = torch.zeros_like(_block(q, 0))
+        for j in range(q.shape[2] // SIZE):
+            state = state + torch.tensor(1.0) * i * k[:, :, j * SIZE : (j + 1) * SIZE]
+        found.append(state)
+    return torch.cat(found, 2)
+
+
+def test_what_fails_within_steps_at_once_leaves_nothing_behind() -> None:
+    with pytest.raises(CaptureError):
+        _check(Padded(_makes_a_constant), SIZES)
+    assert get_interpreter_stack() is None

@@ -83,6 +83,13 @@ class Blocks:
                     return located(ast.BinOp(call, ast.Add(), start), call)
         return self.of(ast.Slice(start, end)) or call
 
+    def of_index(self, parts: Sequence[ast.expr]) -> str:
+        """Numbers as `lambda step: (…)`; "" where no step moves them, or not in an affine way."""
+        spelled = [self._spelled(part, _DEPTH) for part in parts]
+        if not any(map(self._moves, spelled)) or not all(map(self._is_plain, spelled)):
+            return ""
+        return f"lambda {self._index}: {ast.unparse(ast.Tuple(spelled, ast.Load()))}"
+
     def _sides(self, part: ast.expr) -> tuple[ast.expr, ast.expr] | None:
         """Of `min(start + size, length)`, what moves with the step and what limits it."""
         match part:

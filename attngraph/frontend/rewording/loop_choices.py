@@ -61,12 +61,14 @@ def as_tensor(leaf: Any) -> Any:
 
 class Known(NamedTuple):
     """Of the number of a step the `least` that it is, None of no known one, and whether it `is_it`.
-    Of the last block of an axis, which may be shorter, `last` is the number, a size.
+    Of the last block of an axis, which may be shorter, `last` is the number, a size. `steps` is the
+    range that has the number, where all of it runs as one.
     """
 
     least: int | None
     is_it: bool
     last: Any = None
+    steps: Any = None
 
 
 def of_kind(leaf: Any, kind: Any) -> Any:
@@ -84,7 +86,7 @@ class Choices:
     @staticmethod
     def compared(how: str, number: Any, other: int, known: Known) -> Any:
         """The number of a step beside a constant: a bool where it is known of the step."""
-        least, is_it, _ = known
+        least, is_it = known[:2]
         if is_it:
             return _COMPARED[how](least, other)
         if least is not None and least > other:

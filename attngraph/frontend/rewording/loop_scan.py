@@ -124,7 +124,7 @@ def _within(
         return torch.vmap(one)(*(given[at] for at in own))
 
     with level.outside(), pythons_own():
-        carry, made = scan(at_once, carried, items)
+        carry, made = scan(at_once, [as_tensor(each) for each in carried], items)
         made = pytree.tree_map(lambda each: each.movedim(1, 0), made)
     return pytree.tree_map(level.within, (carry, made))  # type: ignore[no-any-return]
 

@@ -31,6 +31,7 @@ from attngraph.frontend.rewording.loop_parts import Parts
 from attngraph.frontend.rewording.loop_ranges import Places, Range, Slices, expr_of, is_equal
 from attngraph.frontend.rewording.loop_scan import joined, scanned
 from attngraph.frontend.rewording.loop_shorter import Ends, with_shorter_one
+from attngraph.frontend.rewording.loop_up_to import counting_up_to, up_to
 from attngraph.ir.dims import divide
 
 
@@ -78,7 +79,7 @@ class Helpers(Lists, Choices):
         steps = Range.of(bounds)
         return steps.start, steps.stop, steps.step
 
-    span = Range
+    span, up_to = Range, staticmethod(up_to)
 
     @staticmethod
     def counting(plain: Callable[..., Any], counted: Callable[..., Any], *bounds: Any) -> Any:
@@ -181,6 +182,7 @@ class Helpers(Lists, Choices):
         wanted: Sequence[bool] = (),
         held: Sequence[Callable[[], Any]] = (),
         by_first: bool = False,
+        until: Any = None,
     ) -> tuple[list[Any], list[Any]] | None:
         """What the last step carries out, and the steps' results, stacked; None where it may be a
         shorter one, and the others are no scan: that may be one block, as the code stands.
@@ -188,13 +190,16 @@ class Helpers(Lists, Choices):
         Of what isn't there before the first step, only what is `wanted` is carried out. A size
         among what is `held`, which no step changes, is told to the steps by a tensor. Where the
         steps ask `by_first` which one they are, or begin with None, the first one is traced apart.
+        Steps from the number `until` on count for nothing.
         """
         if Lists.steps:  # of fixed numbers of steps, one scan within another takes longer
             with patch.object(Lists, "steps", frozenset()):
-                return Helpers.run(bounds, body, initial, sequences, wanted, held, by_first)
+                return Helpers.run(bounds, body, initial, sequences, wanted, held, by_first, until)
         steps = Range.of(bounds)
         sequences = [_read(steps, each) for each in sequences]
         given, kept = [defined(value) for value in initial], [defined(value) for value in held]
+        if until is not None:
+            kept, body = [*kept, until], counting_up_to(body, len(initial), wanted)
         alone = by_first or any(leaf is None for leaf in pytree.tree_leaves(given))
         is_cut = any(steps.is_cut(*each) for each in sequences if not _is_blank(each))
         are_places = not any(block for _, _, block in sequences)
@@ -214,6 +219,8 @@ class Helpers(Lists, Choices):
             parts = [blank[at] if at in blank else next(left) for at in range(count)]
             return body(known, number, *given, *parts, *kept)
 
+        if is_cut and until is not None:
+            raise Unread("blocks up to one of the steps around them, of which the last is shorter")
         if is_cut:
             Helpers.met.update(size for _, size in steps.left(taken))
             with suppress(Exception):
@@ -221,7 +228,7 @@ class Helpers(Lists, Choices):
                     return with_shorter_one(steps, taken, call, given, wanted, kept)
             return None
         if not alone:
-            known = Known(steps.least(0), False)
+            known = Known(steps.least(0), False, steps=steps)
             return scanned(all_steps, steps, partial(call, known), given, slices, wanted, kept)
         parts = pytree.tree_map(lambda each: each[0], slices)
         known = Known(steps.least(0), steps.least(0) is not None)

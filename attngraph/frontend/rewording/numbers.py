@@ -57,7 +57,7 @@ _NUMPY = str(Path(np.__file__).parent)
 _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
 _NUMPY_CALL = re.compile(r"\b(?:np|numpy)\.")
 _LOOP = re.compile(r"\bfor\b.*\bin\b|\b(unbind|split|chunk|range)\(|\]\s*\*|\*\s*\[")
-_WHILE = re.compile(r"^\s*while\b")
+_ASKS = re.compile(r"^\s*while\b|\bfor\b.*\brange\(")
 _SYM_SQRT: Callable[..., Any] = getattr(torch, "_sym_sqrt")  # noqa: B009  (which has no types)
 
 
@@ -130,7 +130,7 @@ def recorded_numbers(found: Numbers) -> Iterator[None]:
             frame = frame.f_back
         if frame is not None and not _is_library(frame):
             _add_functions(found, number_functions(frame))
-            _add_loop(found, frame, _WHILE)
+            _add_loop(found, frame, _ASKS)
         if not all(symbol.is_integer for symbol in node.expr.free_symbols):
             _add(found, frame)  # a fraction, which `max` may take
         return ask(node, *args)

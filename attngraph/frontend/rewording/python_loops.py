@@ -116,7 +116,10 @@ class _Writer(ast.NodeTransformer):
 
     def __init__(self, function: ast.FunctionDef) -> None:
         self._function, self.written = function, 0
-        self._locals = stored(function.body)
+        self._around: list[Body] = []
+        given = function.args
+        args = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        self._locals = stored(function.body) | {each.arg for each in args if each is not None}
 
     def visit_For(self, node: ast.For) -> Any:
         with suppress(Unread):
@@ -137,7 +140,8 @@ class _Writer(ast.NodeTransformer):
             bounds = f"{HELPERS}.backwards({bounds})"
         self.written += 1
         known = {body.index, *body.assigned, *body.changed, *body.sequences}
-        held = sorted((loaded(body.statements) & self._locals) - known)
+        own = (stored(each.statements).union(each.sequences) for each in self._around)
+        held = sorted((loaded(body.statements) & self._locals.union(*own)) - known)
         given_to = {body.index, *carried, *body.sequences, *held}
         given_names = ", ".join(
             [f"__known_{body.number}", body.index, *carried, *body.sequences, *held]
@@ -149,8 +153,14 @@ class _Writer(ast.NodeTransformer):
         sequences = ", ".join(map(str, body.sequences.values()))
         rows = ", ".join(map(str, body.rows.values()))
         lists = ", ".join(f"({each.name}, {each.offset})" for each in body.places)
-        is_open = f"__open_{body.number}"
+        is_open, until = f"__open_{body.number}", "None"
+        written: list[str] = []
+        if self._around and not turn and (moved := self._around[-1].blocks.of_index(call.args)):
+            known_of, pair = f"__known_{self._around[-1].number}", f"__bounds_{body.number}"
+            written = [f"{pair} = {HELPERS}.up_to({known_of}, {bounds}, {moved})"]
+            bounds, until = f"{pair}[0]", f"{pair}[1]"
         lines = [
+            *written,
             f"{is_open} = {HELPERS}.is_open({bounds}, [{lists}])",
             f"if {is_open}:",
             f"    def {step}({given_names}):",
@@ -159,7 +169,7 @@ class _Writer(ast.NodeTransformer):
             f"        {results}",
             f"    {step}_found = {HELPERS}.run({bounds}, {step}, [{initial}], "
             f"[{sequences}], {wanted}, [{', '.join(f'lambda: {name}' for name in held)}], "
-            f"{body.by_first})",
+            f"{body.by_first}, {until})",
             f"    {is_open} = {step}_found is not None",
             f"if {is_open}:",
             f"    {step}_after, {step}_made = {step}_found",
@@ -177,15 +187,17 @@ class _Writer(ast.NodeTransformer):
             ),
             f"    {HELPERS}.put({bounds}, [{rows}], {step}_made[{len(body.appended)}:])",
         ]
-        asked, tried, taken = parsed("\n".join(lines), loop)
+        *asked, tried, taken = parsed("\n".join(lines), loop)
         assert isinstance(tried, ast.If)
         assert isinstance(taken, ast.If)
         assert isinstance(tried.body[0], ast.FunctionDef)
         inner = tried.body[0].body
+        self._around.append(body)
         inner[-1:-1] = self._visited(body.statements)
+        self._around.pop()
         self.generic_visit(loop)
         taken.orelse = [loop]
-        return [asked, tried, taken]
+        return [*asked, tried, taken]
 
     def _visited(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Statements whose own loops are written as well."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import get_interpreter_stack, pop_dynamic_layer_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -126,7 +127,7 @@ def _spreads(made: Sequence[object], kept: Sequence[object]) -> bool:
 
 def _retraced(program: ExportedProgram) -> ExportedProgram:
     retraced: ExportedProgram
-    with AS_WRITTEN, _constants_as_buffers(program):
+    with AS_WRITTEN, _constants_as_buffers(program), _same_levels():
         try:
             retraced = program.run_decompositions({})
         except GuardOnDataDependentSymNode:
@@ -138,6 +139,17 @@ def _retraced(program: ExportedProgram) -> ExportedProgram:
                 raise
             retraced = program.run_decompositions({})
     return retraced
+
+
+@contextmanager
+def _same_levels() -> Iterator[None]:
+    """Takes away the levels that a graph leaves behind which fails in a vmap of its own."""
+    depth = len(get_interpreter_stack() or ())
+    try:
+        yield
+    finally:
+        while len(get_interpreter_stack() or ()) > depth:
+            pop_dynamic_layer_stack()
 
 
 def _put_under_one_name(program: ExportedProgram) -> bool:
