@@ -248,8 +248,9 @@ def _makes_a_constant(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     found = []
     for i in range(q.shape[2] // SIZE):
         state = torch.zeros_like(_block(q, 0))
-        for j in range(q.shape[2] // SIZE):
-            state = state + torch.tensor(1.0) * i * k[:, :, j * SIZE : (j + 1) * SIZE]
+        for j in range(i + 1):
+            root = torch.sqrt(torch.tensor(1.0) * (i - j))
+            state = state + root * k[:, :, j * SIZE : (j + 1) * SIZE]
         found.append(state)
     return torch.cat(found, 2)
 
