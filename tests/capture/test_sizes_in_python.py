@@ -173,6 +173,23 @@ def a_loop_over_what_was_before(x: Tensor) -> Tensor:
     return torch.stack(rows, 1)
 
 
+def a_loop_over_prefixes_of_blocks(x: Tensor) -> Tensor:
+    rows = []
+    for start in range(0, x.shape[1], 4):
+        end = min(start + 4, x.shape[1])
+        rows.append((x[:, start:end] @ x[:, :end].mT).softmax(-1) @ x[:, :end])
+    return torch.cat(rows, 1)
+
+
+def a_loop_that_breaks(x: Tensor) -> Tensor:
+    state = x.new_zeros(len(x), 8)
+    for t in range(x.shape[1]):
+        state = torch.tanh(state + x[:, t])
+        if t >= 5:
+            break
+    return state
+
+
 def a_set(x: Tensor) -> Tensor:
     return x * len({x.shape[1], 5})
 
@@ -181,6 +198,8 @@ FIXED = {
     a_loop: "compute all steps at once there, with tensors such as torch.arange",
     a_loop_over_prefixes: r"masked_fill\(torch.arange\(size\) > t, -torch.inf\)",
     a_loop_over_what_was_before: r"masked_fill\(torch.arange\(size\) >= t, -torch.inf\)",
+    a_loop_over_prefixes_of_blocks: r"masked_fill\(torch.arange\(size\) >= end, -torch.inf\)",
+    a_loop_that_breaks: r"in the place of break .* state = torch.where\(done, state, new\)",
     a_set: "compare sizes with == there, as a set, a dict and functools.cache look up numbers",
 }
 
@@ -205,6 +224,33 @@ def test_the_advice_holds() -> None:
     def compared(x: Tensor) -> Tensor:
         return x * (2 if x.shape[1] == 16 else 3)
 
+    def prefixes_of_blocks(x: Tensor) -> Tensor:
+        rows, size = [], x.shape[1]
+        for start in range(0, size, 4):
+            end = min(start + 4, size)
+            scores = x[:, start:end] @ x.mT
+            scores = scores.masked_fill(torch.arange(size) >= end, -torch.inf)
+            rows.append(scores.softmax(-1) @ x)
+        return torch.cat(rows, 1)
+
+    def done_at_some_step(x: Tensor) -> Tensor:
+        state, done = x.new_zeros(len(x), 8), torch.zeros((), dtype=torch.bool)
+        for t in range(x.shape[1]):
+            new = torch.tanh(state + x[:, t])
+            state = torch.where(done, state, new)
+            done = done | (t >= 5)
+        return state
+
+    replaced = {
+        prefixes_of_blocks: a_loop_over_prefixes_of_blocks,
+        done_at_some_step: a_loop_that_breaks,
+    }
+    for function, written in replaced.items():
+        module = Calls(function).eval()
+        optimized = attngraph.optimize(module, (X,), dynamic_shapes=DIMS)
+        for length in (1, 5, 16, 23):
+            x = torch.randn(3, length, 8)
+            torch.testing.assert_close(optimized(x), written(module.linear(x)))
     assert not capture(Calls(steps_at_once), (X,), dynamic_shapes=DIMS).notes
     other = torch.randn(3, 12, 8)
     captured = capture(Calls(compared), (other,), dynamic_shapes=AUTO)

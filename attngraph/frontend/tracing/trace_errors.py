@@ -122,16 +122,22 @@ def rewrite(request: Request, fixed: Places) -> str:
     if place is not None and place == fixed.get(LOOKED_UP):
         return "compare sizes with == there, as a set, a dict and functools.cache look up numbers"
     line = linecache.getline(*place) if place is not None else ""
+    loop = _loop_at(*place) if place is not None else None
+    if loop is not None and _breaks(loop):
+        return (
+            "run every step there, and in the place of break keep the state as it is: "
+            "done = done | condition, and then state = torch.where(done, state, new)"
+        )
+    if loop is not None and (mask := _left_out(loop)):
+        return (
+            "read the whole axis in each step there and hide what a slice leaves out, as by "
+            f"scores.masked_fill({mask}, -torch.inf), for the slice has another size in each step"
+        )
     if _counts_in_steps(line):
         return (
             "take the parts as x.split(step, dim) gives them, and join them by torch.cat, which is "
             "whole in the graph where no part needs another, or, where one does, pad the axis to a "
             "multiple and go through the parts of x.unflatten(dim, (-1, step))"
-        )
-    if place is not None and (mask := _left_out(*place)):
-        return (
-            "read the whole axis in each step there and hide what a slice leaves out, as by "
-            f"scores.masked_fill({mask}, -torch.inf), for the slice has another size in each step"
         )
     if _LOOP.search(line):
         return (
@@ -144,10 +150,8 @@ def rewrite(request: Request, fixed: Places) -> str:
     )
 
 
-def _left_out(file: str, at: int) -> str:
-    """Which places a slice that ends at the step leaves out, `x[:, : t + 1]` in a loop over t; ""
-    where the loop on that line has none.
-    """
+def _loop_at(file: str, at: int) -> ast.For | None:
+    """The loop of Python that begins on a line."""
     first = linecache.getline(file, at)
     indent = len(first) - len(first.lstrip())
     lines = [first]
@@ -158,18 +162,49 @@ def _left_out(file: str, at: int) -> str:
     try:
         (loop,) = ast.parse(textwrap.dedent("".join(lines))).body
     except (SyntaxError, ValueError):
-        return ""
-    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name):
+        return None
+    return loop if isinstance(loop, ast.For) else None
+
+
+def _breaks(loop: ast.For) -> bool:
+    """Whether a `break` leaves this loop, and not one within it."""
+    inner = list[ast.AST](loop.body)
+    while inner:
+        node = inner.pop()
+        if isinstance(node, ast.Break):
+            return True
+        if isinstance(node, ast.For | ast.While):
+            inner += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.Lambda):
+            inner += ast.iter_child_nodes(node)
+    return False
+
+
+def _left_out(loop: ast.For) -> str:
+    """Which places a slice that ends with the step leaves out, `x[:, : t + 1]` in a loop over t, or
+    `x[:, :end]` after `end = min(t + 4, n)`; "" where the loop has none.
+    """
+    if not isinstance(loop.target, ast.Name):
         return ""
     step = loop.target.id
+    ends = {step}
+    for each in ast.walk(loop):
+        match each:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _names(value) & ends:
+                if not any(isinstance(part, ast.Slice) for part in ast.walk(value)):
+                    ends.add(name)
     for each in ast.walk(loop):
         match each:
             case ast.Slice(lower=lower, upper=ast.expr() as upper, step=None):
-                starts = "" if lower is None else ast.unparse(lower)
-                signs = {f"{step} + 1": ">", step: ">="}
-                if (sign := signs.get(ast.unparse(upper))) and starts != step:
-                    return f"torch.arange(size) {sign} {step}"
+                if _names(upper) & ends and not (lower is not None and _names(lower) & ends):
+                    end = ast.unparse(upper)
+                    is_next = end == f"{step} + 1"
+                    return f"torch.arange(size) {f'> {step}' if is_next else f'>= {end}'}"
     return ""
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _counts_in_steps(line: str) -> bool:

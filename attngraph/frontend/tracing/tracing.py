@@ -147,7 +147,9 @@ def _most_open(
                 break
         if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
             found = replace(found, refusal=best)  # which says it of what the model's code does
-        best = found if best is None else _better(best, found)
+        if best is None or _gets_past(best, found):
+            best = found
+        best = _better(best, found)
         if isinstance(found, Traced):
             constant = constant or found.constant
         if (len(numbers), constant) == known:
@@ -271,6 +273,16 @@ def _closed(
         (tuple(turns), beyond(max(turns.values(), default=1) - 1)),
     ]
     return [(requests, longer) for requests, longer in ways if requests]
+
+
+def _gets_past(before: Traced | CaptureError, after: Traced | CaptureError) -> bool:
+    """Whether a trace that knows more numbers than the one before it fails over another dim: it
+    keeps the one that the first failed over, which is no obstacle then.
+    """
+    if not isinstance(before, Specialised) or not isinstance(after, Specialised):
+        return False
+    dims = [{(each.name, each.size) for each in error.requests} for error in (before, after)]
+    return not dims[0] & dims[1]
 
 
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
