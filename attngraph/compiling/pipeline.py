@@ -83,7 +83,7 @@ _STAGES = (
 _PACKING = ("pack-tokens", *CLEAN)
 _SPLITTING = ("split-projections", "drop-key-bias", *CLEAN)
 _IN_STEPS = ("raise-products",)
-"""Passes for the bodies of loops alone: a graph's own sums are read by others."""
+"""Passes for the bodies of loops alone, where what they gain was measured."""
 _CLOSING = ("bound-keys", "fuse-quantized", "dce")
 
 

@@ -10,7 +10,9 @@ from unittest.mock import patch
 import torch
 
 SIZES = (torch.SymInt, torch.SymFloat)
-SYM_INT, SYM_FLOAT = (getattr(torch, name) for name in ("sym_int", "sym_float"))
+SYM_INT, SYM_FLOAT, SYM_SQRT = (
+    getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
+)
 
 Namespace = dict[str, Any]
 """The global names of a module of code."""

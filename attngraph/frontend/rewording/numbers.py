@@ -33,6 +33,7 @@ from attngraph.frontend.rewording.number_classes import (
     SIZES,
     SYM_FLOAT,
     SYM_INT,
+    SYM_SQRT,
     Float,
     Int,
     Namespace,
@@ -58,7 +59,6 @@ _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
 _NUMPY_CALL = re.compile(r"\b(?:np|numpy)\.")
 _LOOP = re.compile(r"\bfor\b.*\bin\b|\b(unbind|split|chunk|range)\(|\]\s*\*|\*\s*\[")
 _ASKS = re.compile(r"^\s*while\b|\bfor\b.*\brange\(")
-_SYM_SQRT: Callable[..., Any] = getattr(torch, "_sym_sqrt")  # noqa: B009  (which has no types)
 
 
 @dataclass
@@ -229,7 +229,7 @@ def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
         if args or not isinstance(value, SIZES):
             return plain(value, *args)
         if plain.__name__ in ("sqrt", "isqrt"):
-            root = _SYM_SQRT(SYM_FLOAT(value))
+            root = SYM_SQRT(SYM_FLOAT(value))
             return SYM_INT(root) if plain.__name__ == "isqrt" else root
         applied: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, plain.__name__)
         size: Any = value

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import linecache
 import os
 import re
-import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from attngraph.errors import CaptureError, LoadError, SampleError
 from attngraph.frontend.interface.shapes import Request
 from attngraph.frontend.interface.wrappers import hindrance
 from attngraph.frontend.rewording.constants import depends_on_data
+from attngraph.frontend.tracing.advice import advice
 from attngraph.frontend.watching.locations import is_plumbing, quote, user_frame
 
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
@@ -30,9 +29,7 @@ _VMAP = (
     "out the axis that torch.vmap adds"
 )
 _RAISE = re.compile(r"(^|:)\s*raise\b")
-_LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
 _COUNTS = re.compile(r"\bfor\b.*\brange\(")
-_ONE_BACK = re.compile(r",\s*-1\s*\)")
 _TOP_K = re.compile(r"\bk (not in|out of) range\b")
 _TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
 LOOKED_UP = "a size that is looked up"
@@ -121,104 +118,7 @@ def rewrite(request: Request, fixed: Places) -> str:
     place = _place(request, fixed)
     if place is not None and place == fixed.get(LOOKED_UP):
         return "compare sizes with == there, as a set, a dict and functools.cache look up numbers"
-    line = linecache.getline(*place) if place is not None else ""
-    loop = _loop_at(*place) if place is not None else None
-    if loop is not None and _breaks(loop):
-        return (
-            "run every step there, and in the place of break keep the state as it is: "
-            "done = done | condition, and then state = torch.where(done, state, new)"
-        )
-    if loop is not None and (mask := _left_out(loop)):
-        return (
-            "read the whole axis in each step there and hide what a slice leaves out, as by "
-            f"scores.masked_fill({mask}, -torch.inf), for the slice has another size in each step"
-        )
-    if _counts_in_steps(line):
-        return (
-            "take the parts as x.split(step, dim) gives them, and join them by torch.cat, which is "
-            "whole in the graph where no part needs another, or, where one does, pad the axis to a "
-            "multiple and go through the parts of x.unflatten(dim, (-1, step))"
-        )
-    if _LOOP.search(line):
-        return (
-            "compute all steps at once there, with tensors such as torch.arange(size) in place of "
-            "a loop, which a trace unrolls"
-        )
-    return (
-        "keep it a size there, as tensor.shape[i] gives it, in arithmetic and arguments of torch's "
-        "own functions"
-    )
-
-
-def _loop_at(file: str, at: int) -> ast.For | None:
-    """The loop of Python that begins on a line."""
-    first = linecache.getline(file, at)
-    indent = len(first) - len(first.lstrip())
-    lines = [first]
-    while (line := linecache.getline(file, at + len(lines))) and (
-        not line.strip() or len(line) - len(line.lstrip()) > indent
-    ):
-        lines.append(line)
-    try:
-        (loop,) = ast.parse(textwrap.dedent("".join(lines))).body
-    except (SyntaxError, ValueError):
-        return None
-    return loop if isinstance(loop, ast.For) else None
-
-
-def _breaks(loop: ast.For) -> bool:
-    """Whether a `break` leaves this loop, and not one within it."""
-    inner = list[ast.AST](loop.body)
-    while inner:
-        node = inner.pop()
-        if isinstance(node, ast.Break):
-            return True
-        if isinstance(node, ast.For | ast.While):
-            inner += node.orelse
-        elif not isinstance(node, ast.FunctionDef | ast.Lambda):
-            inner += ast.iter_child_nodes(node)
-    return False
-
-
-def _left_out(loop: ast.For) -> str:
-    """Which places a slice that ends with the step leaves out, `x[:, : t + 1]` in a loop over t, or
-    `x[:, :end]` after `end = min(t + 4, n)`; "" where the loop has none.
-    """
-    if not isinstance(loop.target, ast.Name):
-        return ""
-    step = loop.target.id
-    ends = {step}
-    for each in ast.walk(loop):
-        match each:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _names(value) & ends:
-                if not any(isinstance(part, ast.Slice) for part in ast.walk(value)):
-                    ends.add(name)
-    for each in ast.walk(loop):
-        match each:
-            case ast.Slice(lower=lower, upper=ast.expr() as upper, step=None):
-                if _names(upper) & ends and not (lower is not None and _names(lower) & ends):
-                    end = ast.unparse(upper)
-                    is_next = end == f"{step} + 1"
-                    return f"torch.arange(size) {f'> {step}' if is_next else f'>= {end}'}"
-    return ""
-
-
-def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def _counts_in_steps(line: str) -> bool:
-    """Whether a line has a range with a step, as that over the blocks of an axis."""
-    _, is_range, rest = line.partition("range(")
-    depth = commas = 0
-    if _ONE_BACK.search(rest):
-        return False
-    for sign in rest:
-        depth += (sign in "([") - (sign in ")]")
-        if depth < 0:
-            break
-        commas += sign == "," and depth == 0
-    return bool(is_range) and commas == 2
+    return advice(*(place or ("", 0)))
 
 
 def where(request: Request, fixed: Places) -> str:

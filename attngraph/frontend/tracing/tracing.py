@@ -147,9 +147,7 @@ def _most_open(
                 break
         if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
             found = replace(found, refusal=best)  # which says it of what the model's code does
-        if best is None or _gets_past(best, found):
-            best = found
-        best = _better(best, found)
+        best = found if best is None or _gets_past(best, found) else _better(best, found)
         if isinstance(found, Traced):
             constant = constant or found.constant
         if (len(numbers), constant) == known:
@@ -276,13 +274,16 @@ def _closed(
 
 
 def _gets_past(before: Traced | CaptureError, after: Traced | CaptureError) -> bool:
-    """Whether a trace that knows more numbers than the one before it fails over another dim: it
-    keeps the one that the first failed over, which is no obstacle then.
+    """Whether a trace that knows more numbers than the one before it is refused for other dims: a
+    user's change to what the first was refused for would end there.
     """
     if not isinstance(before, Specialised) or not isinstance(after, Specialised):
         return False
-    dims = [{(each.name, each.size) for each in error.requests} for error in (before, after)]
-    return not dims[0] & dims[1]
+    first, then = (
+        {each.name or (each.leaf, each.axis) for each in error.requests}
+        for error in (before, after)
+    )
+    return not first & then
 
 
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
