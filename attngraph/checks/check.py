@@ -15,7 +15,7 @@ from attngraph.checks.cases import Integers, SampleInputs, label_of
 from attngraph.checks.chosen import NEARLY_TIED, Chosen, held_as_chosen
 from attngraph.checks.coverage import Drawings, coverage_of
 from attngraph.checks.padded import Padding, annotated, packed_tokens
-from attngraph.checks.reaching import goals_of, reach
+from attngraph.checks.reaching import goals_of, largest_value, reach
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.budget import Parity, compare, merge
@@ -329,7 +329,7 @@ class Check:
         if not goals:
             return
         known = [self.samples.sizes_of(tensors) for tensors in cases.values()]
-        reached = reach(goals, known, dims, self.samples.limits)
+        reached = reach(goals, known, dims, self.samples.limits, largest_value(graph))
         self._unreached = reached.notes
         for sizes in reached.sizes:
             label = label_of(sizes)

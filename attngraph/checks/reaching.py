@@ -1,11 +1,13 @@
 """Sizes at which every branch of an `If` and every number of steps of a loop is run.
 
 A condition is a function of the dims' sizes, so the smallest size that enters a branch is looked
-for: one dim after the other over its range, the others as small as they may be, then all at once.
+for: one dim after the other over its range, the others as small as they may be, then two at once,
+and so on.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +15,22 @@ from typing import Any
 
 import numpy
 import onnx_ir
+import sympy
 
 from attngraph.checks.if_conditions import conditions_of
 from attngraph.ir import Graph, TensorType
-from attngraph.ir.dims import DimInfo, substitute, symbols_of
+from attngraph.ir.dims import DimInfo, product, substitute, symbol, symbols_of
 from attngraph.ir.ranges import UNLIMITED, Ranges
+from attngraph.ir.traits import ATTENTION
 
 _LONGEST = 1 << 14
 """The largest size that is looked at."""
 _MOST_ELEMENTS = 1 << 23
 """The largest square of a dim, times the other dims, that is run."""
+_MOST_HELD = 1 << 26
+"""The most elements of one value that is run; a check holds several such values, in float64."""
+_COMBINED = 6
+"""The most dims of which all combinations are looked at."""
 Sizes = Mapping[str, int]
 
 
@@ -89,6 +97,30 @@ def _loops(graph: Graph) -> Iterator[Any]:
                 yield scanned.shape[0]
 
 
+def largest_value(graph: Graph) -> Callable[[Sizes], int]:
+    """The elements of a graph's largest value at given sizes, which name each dim of its inputs.
+
+    The scores of an attention, (B, H, S, T), count as one: the model computes them.
+    """
+    counts = dict.fromkeys(
+        sympy.sympify(product(value.shape))
+        for node in graph
+        for value in node.outputs
+        if isinstance(value.type, TensorType)
+    )
+    for node in graph:
+        query, key = node.inputs[:2] if node.op in ATTENTION else (None, None)
+        if query is not None and key is not None and len(query.shape) == 3:
+            scores = [query.shape[0], node.attrs["heads"], query.shape[1], key.shape[1]]
+            counts[sympy.sympify(product(scores))] = None
+
+    def largest(sizes: Sizes) -> int:
+        known = [count for count in counts if symbols_of(count) <= sizes.keys()]
+        return max((int(substitute(count, sizes)) for count in known), default=0)
+
+    return largest
+
+
 def _at(dim: Any, sizes: Mapping[str, Any]) -> Any:
     """A dim at sizes that are integers or arrays of them."""
     names = sorted(symbols_of(dim))
@@ -96,6 +128,9 @@ def _at(dim: Any, sizes: Mapping[str, Any]) -> Any:
         return dim
     if len(names) == 1 and str(dim) == names[0]:
         return sizes[names[0]]
+    if dim.is_polynomial() and all(number.is_Integer for number in dim.atoms(sympy.Number)):
+        of_sizes = sympy.lambdify([symbol(name) for name in names], dim, "numpy")
+        return of_sizes(*(sizes[name] for name in names))
     columns = numpy.broadcast_arrays(*(numpy.atleast_1d(sizes[name]) for name in names))
     rows = zip(*(column.tolist() for column in columns), strict=True)
     found = [int(substitute(dim, dict(zip(names, row, strict=True)))) for row in rows]
@@ -107,8 +142,12 @@ def reach(
     known: Sequence[Sizes],
     dims: Mapping[str, DimInfo],
     limits: Ranges = UNLIMITED,
+    largest: Callable[[Sizes], int] = lambda sizes: 0,
 ) -> Reached:
-    """The smallest sizes within the limits that produce what the `known` ones don't."""
+    """The smallest sizes within the limits that produce what the `known` ones don't.
+
+    `largest` says how many elements the model's largest value has at some sizes.
+    """
     found: list[dict[str, int]] = []
     notes: list[str] = []
     names = list(dict.fromkeys(name for sizes in known for name in sizes))
@@ -128,7 +167,7 @@ def reach(
             chosen = _smallest(goal, wanted, least, dims, limits)
             if chosen is None:
                 continue  # no size in the range enters it
-            if _too_large(chosen):
+            if _too_large(chosen) or largest(chosen) > _MOST_HELD:
                 said = ", ".join(f"{name}={size}" for name, size in chosen.items())
                 notes.append(
                     f"A branch of {goal.name} was not run: it takes {said}, which is too large to "
@@ -148,9 +187,12 @@ def _smallest(
     limits: Ranges,
 ) -> dict[str, int] | None:
     best: dict[str, int] | None = None
-    together = [[*least]] if len(least) > 1 else []
-    for varied in (*([name] for name in least), *together):
-        if best is not None and len(varied) > 1:
+    together = 0
+    counts = range(1, len(least) + 1) if len(least) <= _COMBINED else (1, len(least))
+    for varied in itertools.chain.from_iterable(
+        itertools.combinations(least, count) for count in counts
+    ):
+        if best is not None and len(varied) > together:
             break
         low = max(_low(dims[name]) for name in varied)
         highs = [dims[name].high for name in varied]
@@ -169,7 +211,7 @@ def _smallest(
         )
         chosen = next((sizes for sizes in sized if not limits.broken(sizes)), None)
         if chosen is not None and (best is None or sum(chosen.values()) < sum(best.values())):
-            best = chosen
+            best, together = chosen, len(varied)
     return best
 
 

@@ -17,7 +17,7 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.checks.if_conditions import Condition, conditions_of
-from attngraph.checks.reaching import Goal, reach
+from attngraph.checks.reaching import Goal, largest_value, reach
 from attngraph.errors import ParityError
 from attngraph.export.kernels import Choice
 from attngraph.export.kernels.table import ATTENTION, BLOCKS
@@ -29,6 +29,7 @@ from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.model import Model
 from attngraph.ir import DimInfo
+from attngraph.ir.parser import parse
 from attngraph.optimized import Optimized
 from attngraph.verification.verify import verify_file
 
@@ -180,7 +181,11 @@ def _goal(outcome: Callable[..., object], *wanted: int) -> Goal:
         (lambda seq, past, **_: seq + past > 600, {"batch": 1, "seq": 600, "past": 1}),
         (lambda past, **_: past == 0, {"batch": 1, "seq": 1, "past": 0}),
         (lambda seq, **_: seq == 1, {"batch": 1, "seq": 1, "past": 0}),
-        (lambda batch, seq, **_: (batch > 30) & (seq > 30), {"batch": 31, "seq": 31, "past": 31}),
+        (lambda batch, seq, **_: (batch > 30) & (seq > 30), {"batch": 31, "seq": 31, "past": 1}),
+        (
+            lambda batch, seq, past: (batch > 30) & (seq > 30) & (past > 30),
+            {"batch": 31, "seq": 31, "past": 31},
+        ),
     ],
 )
 def test_the_least_sizes_that_enter(
@@ -196,6 +201,53 @@ def test_a_branch_that_no_size_enters_needs_none_and_a_large_one_is_told() -> No
     reached = reach([_goal(lambda seq, **_: seq > 4000)], [SAMPLE], DIMS)
     assert reached.sizes == []
     assert "was not run: it takes batch=1, seq=4001" in reached.notes[0]
+
+
+class OfImages(nn.Module):
+    """(B, 6, 2 · H, 2 · W) to (B, H · W, 24), through attention over all patches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, height, width = x.shape[0], x.shape[2] // 2, x.shape[3] // 2
+        x = x.reshape(batch, 6, height, 2, width, 2).permute(0, 2, 4, 3, 5, 1)
+        heads = x.reshape(batch, height * width, 4, 6).transpose(1, 2)
+        context = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return context.transpose(1, 2).flatten(2)
+
+
+def test_a_branch_for_many_patches_takes_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all dims equal it would take many: a limit of 1,024 patches took 32 of 32 × 32."""
+    monkeypatch.setitem(globals(), "LONG", 100)
+    height, width = (Dim(name, min=1, max=32) for name in ("height", "width"))
+    axes = {0: Dim("batch", min=1, max=64), 2: 2 * height, 3: 2 * width}
+    images = torch.randn(2, 6, 4, 6)
+    optimized = attngraph.optimize(OfImages().eval(), (images,), dynamic_shapes=(axes,))
+    assert [node.op_type for node in optimized.model.graph].count("If") == 1
+    assert "batch=1, height=10, width=10" in _cases(optimized)
+
+
+def test_the_largest_value_counts_the_scores_of_an_attention() -> None:
+    graph = parse(
+        """
+        graph @main {
+          dim batch = 2 in 1..64
+          dim seq = 8 in 1..4096
+          input %x : f32[batch, 2*seq, 32]
+          %y = attn.attention(%x, %x, %x) {heads = 4, kv_heads = 4, scale = 1.0}
+          return %y
+        }
+        """
+    )
+    largest = largest_value(graph)
+    assert largest({"batch": 3, "seq": 1}) == 3 * 2 * 32
+    assert largest({"batch": 3, "seq": 100}) == 3 * 4 * 200 * 200
+    told = reach(
+        [_goal(lambda seq, **_: seq > 60)],
+        [{"batch": 2, "seq": 8}],
+        DIMS,
+        largest=lambda _: 1 << 27,
+    )
+    assert told.sizes == []
+    assert "batch=1, seq=61, which is too large to try" in told.notes[0]
 
 
 def test_a_model_of_one_size_has_no_other_to_try() -> None:
