@@ -1,7 +1,8 @@
 """Axes of several inputs that one Dim names: torch keeps a symbol for each until the trace ends.
 
 Two batches of `b` that are joined have b + b' rows, of which a half is no batch: torch.export makes
-a constant of both. Where such an axis is cut, the symbols are told to be equal, as the Dim says.
+a constant of both. Where such an axis is cut, the symbols are told to be equal, as the Dim says. So
+they are where a root is taken of both sides' product.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch.utils import _pytree as pytree
 
@@ -35,8 +37,9 @@ class Ties:
                     self._pairs.append((known, size))
 
     def settle(self, total: Any) -> None:
-        """Has the sizes be one of which a sum is made up."""
-        symbols = total.node.expr.free_symbols if isinstance(total, torch.SymInt) else ()
+        """Has the sizes be one of which a size, or its expression, is made up."""
+        expr = total.node.expr if isinstance(total, torch.SymInt) else total
+        symbols = expr.free_symbols if isinstance(expr, sympy.Basic) else ()
         for first, other in self._pairs if len(symbols) > 1 else ():
             own = first.node.expr, other.node.expr
             if own[0] != own[1] and all(expr.free_symbols <= symbols for expr in own):

@@ -46,6 +46,7 @@ from attngraph.frontend.rewording.short_slices import short_slices
 from attngraph.frontend.rewording.tied_sizes import Ties, seen_ties
 from attngraph.frontend.sizes.identities import known_identities
 from attngraph.frontend.sizes.program_dims import leaves
+from attngraph.frontend.sizes.whole import whole_quotients, whole_roots
 from attngraph.frontend.tracing.guards import always_hold
 from attngraph.frontend.tracing.remaining_dims import (
     fixed_note,
@@ -83,6 +84,7 @@ _ALWAYS = (
     unasked_formats,
     unchecked_types,
     unvalidated,
+    whole_quotients,
 )
 _ATTEMPTS = 7
 _LENIENT = "soft_pending_unbacked_not_found_error"
@@ -238,6 +240,7 @@ class _Attempts:
             ties = attempt.ties
             if self.before is None:
                 stack.enter_context(seen_ties(subject.module, attempt.requests, ties))
+            stack.enter_context(whole_roots(ties.settle))
             cuts, whole = self.numbers.cuts, self._known.whole
             attempt.copies = Copies() if self._copies else None
             stack.enter_context(Rewordings(cuts, whole, self._hits, ties, attempt.copies))
