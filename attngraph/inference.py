@@ -8,7 +8,7 @@ import importlib
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch.nn.attention import bias
 from torch.nn.attention.bias import CausalVariant
+from torch.utils import _pytree as pytree
 
 _DEEPEST = 4
 _MOST_THINGS = 1 << 16
@@ -165,16 +166,16 @@ AS_WRITTEN = _AsWritten()
 
 @contextmanager
 def restored(module: torch.nn.Module) -> Iterator[None]:
-    """Afterwards the attributes of all parts, and the lists, dicts and tensors in them, are as they
-    were. Tensors above `MOST_ELEMENTS` keep what was written into them.
+    """Afterwards the attributes and buffers of all parts, and the lists, dicts and tensors in them,
+    are as they were. Tensors above `MOST_ELEMENTS` keep what was written into them.
     """
     holders = [
         (holder, holder.held.copy()) for holder in (*holders_of(module), *_registries(module))
     ]
+    held = [value for holder in holders_of(module) for _, value in holder.items()]
     tensors = [
         (value, value._version, value.is_leaf, value.detach().clone())
-        for holder in holders_of(module)
-        for _, value in holder.items()
+        for value in (*module.buffers(), *held)
         if isinstance(value, torch.Tensor)
         and value.numel() <= MOST_ELEMENTS
         and not value.is_inference()
@@ -190,6 +191,16 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
                     tensor.copy_(content)
                 if is_leaf and not tensor.is_leaf and not tensor._is_view():
                     tensor.detach_()
+
+
+def is_size(value: Any) -> bool:
+    """Whether it is a torch.Size, of which pytree would make a tuple."""
+    return isinstance(value, torch.Size)
+
+
+def each_leaf(of: Callable[[Any], Any], inputs: Any) -> Any:
+    """The inputs of a call, nested as they are, each leaf as `of` makes it."""
+    return pytree.tree_map(of, inputs, is_leaf=is_size)
 
 
 @dataclass(frozen=True)

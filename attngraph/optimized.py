@@ -143,6 +143,11 @@ class Optimized:
         is_flat = all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
         if self._signature is not None and not is_flat:
             return dict(zip(names, self._signature.tensors(args, kwargs), strict=True))
+        if self._signature is not None and (name := self._signature.left_out(args)) is not None:
+            raise UsageError(
+                f"By position one of the tensors is {name!r}, which was not given when the model "
+                "was compiled: give those that were by their names."
+            )
         if len(args) > len(names):
             raise UsageError(f"{len(args)} inputs were given; there are {', '.join(names)}.")
         feeds = dict(zip(names, args, strict=False))

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from attngraph.export.parity.eager_loops import plain_loops
-from attngraph.inference import inference
+from attngraph.inference import each_leaf, inference
 from attngraph.ir.storage import place_of
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -141,7 +141,9 @@ def _run(module: torch.nn.Module, replaced: Mapping[str, torch.Tensor], call: Ca
     state |= {
         name: replaced[of] for name, of in _same_storage(module, replaced).items() if of in replaced
     }
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), call)
+    args, kwargs = each_leaf(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, call
+    )
     return functional_call(module, state, args, kwargs)
 
 

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from attngraph.errors import AttngraphError, CaptureError, UsageError
 from attngraph.frontend.files.script import script_to_program
 from attngraph.frontend.interface.binding import keywords_stated
+from attngraph.frontend.interface.fixed_inputs import boxed, boxes_opened, opened
 from attngraph.frontend.interface.outputs import set_outputs
 from attngraph.frontend.interface.own_classes import (
     make_known,
@@ -63,6 +64,7 @@ from attngraph.frontend.translation.notes import (
 )
 from attngraph.frontend.translation.requirements import requirement_notes
 from attngraph.frontend.watching.asked import Asked, Place
+from attngraph.inference import each_leaf
 from attngraph.ir.conditions import Condition, multiples
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.graph import Graph
@@ -76,8 +78,8 @@ _ONE_AT_A_TIME = threading.Lock()
 class Captured:
     """A model as a graph, and how its caller's inputs and outputs map to the graph's.
 
-    `args` are the sample tensors in the order of the graph's inputs; numbers and None among the
-    model's inputs are constants of the trace. `dynamic` maps (input, axis) to the dim's name.
+    `args` are the sample tensors in the order of the graph's inputs; numbers, None and
+    what else is no tensor among the model's inputs are constants of the trace. `dynamic` maps (input, axis) to the dim's name.
     `signature` is how the model is called and what it returns. `sample` is the (args, kwargs) that
     was traced. `notes` are sentences for the user.
     `apart` are the pairs of dims that the trace took for unequal, and `suspects` conditions that
@@ -126,7 +128,7 @@ class Captured:
                 return leaf
             return from_pairs(next(rest)) if leaf.is_complex() else next(rest)
 
-        filled: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(own, self.sample)
+        filled: tuple[tuple[Any, ...], dict[str, Any]] = each_leaf(own, self.sample)
         return filled
 
 
@@ -165,13 +167,17 @@ def capture(
     if isinstance(dynamic_shapes, ShapesCollection):
         by_input: Callable[..., Any] = dynamic_shapes.dynamic_shapes
         dynamic_shapes = by_input(module, args, named)
+    args, named = boxed((args, named))
     make_known((args, named))
     dynamic_shapes = named_dims(dynamic_shapes)
     if isinstance(module, torch.jit.ScriptModule):
         with _ONE_AT_A_TIME, bounded():
             program = script_to_program(module, args, named, dynamic_shapes)
         return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
-    with keywords_stated(module, named, dynamic_shapes) as shapes:
+    with (
+        keywords_stated(module, named, dynamic_shapes) as shapes,
+        boxes_opened(module, args, named),
+    ):
         inputs = combine(module, args, named)
         shapes = shapes_by_attribute(inputs, nested_shapes(inputs, module, shapes))
         named = _in_signature_order(module, named)
@@ -249,7 +255,7 @@ def _captured(
     module: torch.nn.Module | None = None,
     names: Mapping[sympy.Symbol, str] = MappingProxyType({}),
 ) -> Captured:
-    leaves = pytree.tree_leaves(sample)
+    leaves, sample = pytree.tree_leaves(sample), opened(sample)
     program, symbols = traced.program, Symbols()
     name_dims(program, leaves, traced.requests, symbols, names)
     demanded, unread = conditions_of(program, symbols)

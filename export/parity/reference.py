@@ -27,7 +27,7 @@ from attngraph.export.parity.half_rounding import is_as_finite, narrow, rounded,
 from attngraph.export.parity.nudging import SMALLER, Slacks, nudging
 from attngraph.export.parity.saturation import BOUNDED
 from attngraph.export.parity.summation import SUMS
-from attngraph.inference import inference, restored
+from attngraph.inference import each_leaf, inference, restored
 from attngraph.ir.storage import as_pairs, wraps
 
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -258,7 +258,7 @@ class Reference:
         def converted(value: Any) -> Any:
             return convert(value) if isinstance(value, torch.Tensor) else value
 
-        inputs, keywords = pytree.tree_map(converted, (tuple(args), dict(kwargs)))
+        inputs, keywords = each_leaf(converted, (tuple(args), dict(kwargs)))
         plain = convert is _copy  # then nothing is written to the weights, nor are they copied
         if isinstance(self.module, torch.jit.ScriptModule):  # which functional_call refuses
             module = self.module if plain else copy.deepcopy(self.module)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture
 
 pytestmark = pytest.mark.wide
@@ -168,3 +168,65 @@ def test_what_only_a_trace_is_asked_for_is_left_out(
     for batch, seq in ((1, 1), (2, 5), (4, 12)):
         inputs = _sample(batch, seq)
         torch.testing.assert_close(optimized(*inputs), module(*inputs))
+
+
+def _view(x: Tensor) -> Tensor:
+    try:
+        return x.mT.view(x.shape[0], -1)
+    except RuntimeError:
+        return x.mT.reshape(x.shape[0], -1)
+
+
+def _in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    try:
+        return y.add_(torch.zeros(7))
+    except RuntimeError:
+        return y + 1
+
+
+def _blocks(x: Tensor) -> Tensor:
+    try:
+        return x.view(x.shape[0], -1, 3, 8).sum(2)
+    except RuntimeError:
+        return x[:, :1]
+
+
+class Catches(nn.Module):
+    def __init__(self, tries: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.tries = tries
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tries(x.softmax(-1) @ x.mT @ x)
+
+
+@pytest.mark.parametrize("tries", [_view, _in_place, _blocks])
+def test_what_fails_and_is_caught_is_left_out(tries: Callable[[Tensor], Tensor]) -> None:
+    """As in a run; where it depends on a size, the file takes the sizes at which it fails."""
+    module = Catches(tries)
+    shapes = ({0: "batch", 1: "seq"},)
+    optimized = attngraph.optimize(module, (torch.randn(2, 8, 8),), dynamic_shapes=shapes)
+    for seq in (1, 3, 5, 9):
+        x = torch.randn(3, seq, 8)
+        if tries is _blocks and seq % 3 == 0:
+            with pytest.raises(UsageError, match="compiled for sizes with"):
+                optimized(x)
+        else:
+            torch.testing.assert_close(optimized(x), module(x))
+
+
+class Tells(nn.Module):
+    """Puts numbers into text, with a format."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x.softmax(-1) @ x.mT
+        self.text = f"{y.mean():.3f} of {y.shape[1]:3d}, {y.shape[0] / 2:.1f}"
+        return y
+
+
+def test_a_number_in_a_text_is_no_choice() -> None:
+    shapes = ({0: "batch", 1: "seq"},)
+    optimized = attngraph.optimize(Tells(), (torch.randn(2, 5, 8),), dynamic_shapes=shapes)
+    x = torch.randn(3, 9, 8)
+    torch.testing.assert_close(optimized(x), Tells()(x))

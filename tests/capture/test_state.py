@@ -437,3 +437,28 @@ def test_a_shared_buffer_of_a_file_is_one(tmp_path: Path) -> None:
     for batch, length in ((1, 1), (3, 9)):
         x = torch.randn(batch, length, 4)
         torch.testing.assert_close(interpret(graph, [x])[0], copy.deepcopy(model)(x))
+
+
+class Caches(nn.Module):
+    """Writes a part of a buffer, and attends over what is written."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4, tokens, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        self.kept[:batch, :seq] = x
+        keys = self.kept[:batch, :seq]
+        return (x @ keys.mT).softmax(-1) @ keys
+
+
+@pytest.mark.parametrize("tokens", [12, 1 << 15])
+def test_a_compile_leaves_buffers_as_they_were(tokens: int) -> None:
+    """Large ones as well: runs that settle which sizes a trace is right for have their own."""
+    module, x = Caches(tokens).eval(), torch.randn(2, 5, 16)
+    optimized = attngraph.optimize(module, (x,), dynamic_shapes=({0: "batch", 1: "seq"},))
+    assert not module.kept.any()
+    for batch, seq in ((1, 1), (3, 9), (4, 12)):
+        x = torch.randn(batch, seq, 16)
+        torch.testing.assert_close(optimized(x), copy.deepcopy(module)(x))

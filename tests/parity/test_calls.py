@@ -107,6 +107,25 @@ def test_a_default_that_was_not_compiled_is_no_default(nested: tuple[nn.Module, 
         nested[1](x, source, extra={"gain": torch.tensor(1.0)})
 
 
+class Optional(nn.Module):
+    """With two inputs that may be left out."""
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        y = x.softmax(-1) @ x.mT
+        y = y if scale is None else y * scale
+        return y if bias is None else y + bias
+
+
+def test_a_position_that_was_left_out_is_not_the_next_ones() -> None:
+    x, bias = torch.randn(2, 3, 4), torch.randn(2, 3, 3)
+    optimized = optimize(Optional(), (x,), kwargs={"bias": bias})
+    expected = Optional()(x, bias=bias)
+    for found in (optimized(x, bias=bias), optimized(x, None, bias), optimized(bias=bias, x=x)):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(UsageError, match="one of the tensors is 'scale', which was not given"):
+        optimized(x, bias)
+
+
 def test_a_model_of_transformers_returns_its_own_class() -> None:
     config = BertConfig(
         hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16

@@ -48,6 +48,11 @@ def keywords_stated(
     if rest is None or not given or not isinstance(dynamic_shapes, Mapping):
         yield dynamic_shapes
         return
+    if unfit := [name for name in given if not name.isidentifier()]:
+        raise UsageError(
+            f"The input {unfit[0]!r} can't have dims of its own, as it has no name of Python's: "
+            "give forward a dict of such inputs."
+        )
     forward, before = module.forward, module.__dict__.get("forward")
 
     def stated(*args: Any, **kwargs: Any) -> Any:

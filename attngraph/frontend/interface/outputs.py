@@ -96,8 +96,8 @@ def set_outputs(
 
 def _distinct_names(names: Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
-    for name in names:
-        found[free_name(name, found)] = None
+    for name in names:  # ONNX has no output without a name
+        found[free_name(name or "output", found)] = None
     return list(found)
 
 

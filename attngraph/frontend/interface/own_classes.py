@@ -7,9 +7,17 @@ made known by them: each attribute is a child, and an object is put together aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    EllipsisType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -17,8 +25,12 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import UsageError
 
-_LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
-_INERT = (
+LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
+INERT = (
+    Enum,
+    slice,
+    range,
+    EllipsisType,
     torch.dtype,
     torch.device,
     torch.layout,
@@ -32,7 +44,7 @@ _INERT = (
     BuiltinFunctionType,
     ModuleType,
 )
-"""Holds no tensor that a graph computes, and is kept as it is."""
+"""Holds no tensor that a graph computes, and is kept as it is: code may ask for it by `is`."""
 _HEAP = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a class that a `class` statement made."""
 _known: set[type] = set()
@@ -62,6 +74,8 @@ def shapes_by_attribute(inputs: Mapping[str, Any], shapes: Any) -> Any:
     list. Raises UsageError for an attribute that the object lacks, and for an object that can't be
     taken apart by its attributes.
     """
+    if shapes is None:
+        return None
     return _in_lists(inputs if isinstance(shapes, Mapping) else tuple(inputs.values()), shapes)
 
 
@@ -77,20 +91,10 @@ def names_of_known(spec: pytree.TreeSpec) -> Iterator[str]:
 
 def _in_lists(value: Any, shapes: Any) -> Any:
     kind = type(value)
-    if kind in _known:
-        children, (names, _) = _apart(value)
-        given = shapes
-        if isinstance(shapes, kind):
-            given = vars(shapes)
-        if not isinstance(given, Mapping):
-            return shapes
-        if lacking := [name for name in given if name not in vars(value)]:
-            raise UsageError(
-                f"dynamic_shapes has {lacking[0]!r} for an input of class {kind.__name__}: give a "
-                f"dict by its attributes, which are {', '.join(names)}."
-            )
-        pairs = zip(names, children, strict=True)
-        return [_in_lists(child, given.get(name)) for name, child in pairs]
+    if kind in pytree.SUPPORTED_NODES and kind not in pytree.BUILTIN_TYPES:
+        return _by_children(value, shapes)
+    if shapes is None and isinstance(value, (dict, list, tuple, deque)):  # each of them static
+        return _each(value, lambda child: _in_lists(child, None))
     if isinstance(value, Mapping) and isinstance(shapes, Mapping):
         return {
             name: _in_lists(value[name], shape) if name in value else shape
@@ -104,9 +108,46 @@ def _in_lists(value: Any, shapes: Any) -> Any:
     return shapes
 
 
+def _by_children(value: Any, shapes: Any) -> Any:
+    """The shapes of an object of a class that pytree knows, as the list that torch.export wants."""
+    kind, node = type(value), pytree.SUPPORTED_NODES[type(value)]
+    children = list(node.flatten_fn(value)[0])
+    if isinstance(shapes, kind):
+        given = vars(shapes) if kind in _known else list(node.flatten_fn(shapes)[0])
+    else:
+        given = [None] * len(children) if shapes is None else shapes
+    if isinstance(given, (list, tuple)) and len(given) == len(children):
+        return list(map(_in_lists, children, given))
+    if not isinstance(given, Mapping) or node.flatten_with_keys_fn is None:
+        return shapes
+    keys = [_key(key) for key, _ in node.flatten_with_keys_fn(value)[0]]
+    if lacking := [name for name in given if name not in keys]:
+        if keys == list(range(len(keys))):
+            raise UsageError(
+                f"dynamic_shapes has a dict for an input of class {kind.__name__}, which was "
+                f"registered without names: give a list with one entry for each of its {len(keys)} "
+                "parts."
+            )
+        raise UsageError(
+            f"dynamic_shapes has {lacking[0]!r} for an input of class {kind.__name__}: give a dict "
+            f"by its attributes, which are {', '.join(map(str, keys))}."
+        )
+    pairs = zip(keys, children, strict=True)
+    return [_in_lists(child, given.get(key)) for key, child in pairs]
+
+
+def _each(container: Any, of: Callable[[Any], Any]) -> Any:
+    return pytree.tree_map(of, container, is_leaf=lambda value: value is not container)
+
+
+def _key(key: Any) -> Any:
+    """What a path of pytree calls a child by."""
+    return next(getattr(key, each) for each in ("name", "key", "idx") if hasattr(key, each))
+
+
 def _refuse_hidden(value: Any) -> None:
     """Raises UsageError for an object with dims, of which pytree doesn't know the tensors."""
-    if not isinstance(value, (*_LEAVES, *_INERT)) and not pytree.is_namedtuple_instance(value):
+    if not isinstance(value, (*LEAVES, *INERT)) and not pytree.is_namedtuple_instance(value):
         raise UsageError(
             f"dynamic_shapes has dims for an input of class {type(value).__name__}, which may hold "
             "tensors beside its attributes: compile a module that takes the tensors, and makes the "
@@ -116,13 +157,16 @@ def _refuse_hidden(value: Any) -> None:
 
 def _collect(value: Any, found: dict[type, None], above: list[Any]) -> bool:
     """Adds the unknown classes in `value`; whether each can be taken apart."""
-    if isinstance(value, _LEAVES):
+    if isinstance(value, LEAVES):
         return True
     if any(value is other for other in above):  # a circle has no tree
         return False
     kind = type(value)
     if kind in pytree.SUPPORTED_NODES:
-        children: Sequence[Any] = pytree.SUPPORTED_NODES[kind].flatten_fn(value)[0]
+        node = pytree.SUPPORTED_NODES[kind]
+        if node.flatten_with_keys_fn is None:
+            pytree.SUPPORTED_NODES[kind] = node._replace(flatten_with_keys_fn=_numbered(node))
+        children: Sequence[Any] = node.flatten_fn(value)[0]
     elif pytree.is_namedtuple_instance(value):
         children = tuple(value)
     elif _is_its_attributes(value):
@@ -152,8 +196,8 @@ def _slots(kind: type) -> bool:
 def _apart(value: Any) -> tuple[list[Any], list[Any]]:
     """(children, [their names, the attributes that hold no tensor])."""
     own = vars(value)
-    names = [name for name, item in own.items() if not isinstance(item, _INERT)]
-    rest = {name: item for name, item in own.items() if isinstance(item, _INERT)}
+    names = [name for name, item in own.items() if not isinstance(item, INERT)]
+    rest = {name: item for name, item in own.items() if isinstance(item, INERT)}
     return [own[name] for name in names], [names, rest]
 
 
@@ -162,6 +206,16 @@ def _apart_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
     children, context = _apart(value)
     keys = [pytree.GetAttrKey(name) for name in context[0]]
     return list(zip(keys, children, strict=True)), context
+
+
+def _numbered(node: pytree.NodeDef) -> Callable[[Any], tuple[list[tuple[Any, Any]], Any]]:
+    """The children by their numbers: torch.export names inputs after a path, and asks for one."""
+
+    def flatten(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        children, context = node.flatten_fn(value)
+        return [(pytree.SequenceKey(at), child) for at, child in enumerate(children)], context
+
+    return flatten
 
 
 class _Together:

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import UsageError
+from attngraph.inference import is_size
 from attngraph.ir.storage import as_pairs, from_pairs
 
 
@@ -55,7 +56,8 @@ class Signature:
         complexes: frozenset[int] = frozenset(),
     ) -> Signature:
         """That of a model which was traced with `sample`, its (args, kwargs)."""
-        inputs = pytree.tree_map_only(torch.Tensor, lambda _: _HOLE, _bound(parameters, *sample))
+        given = _bound(parameters, *sample)
+        inputs = pytree.tree_map_only(torch.Tensor, lambda _: _HOLE, given, is_leaf=is_size)
         return cls(parameters, inputs, out_spec, constants, numbers, complexes)
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -73,8 +75,8 @@ class Signature:
         for name, sample in self.inputs.items():
             if name not in given:
                 raise UsageError(f"Input {name!r} is missing; the model was compiled with it.")
-            leaves, spec = pytree.tree_flatten(given[name])
-            wanted, structure = pytree.tree_flatten(sample)
+            leaves, spec = pytree.tree_flatten(given[name], is_leaf=is_size)
+            wanted, structure = pytree.tree_flatten(sample, is_leaf=is_size)
             if spec != structure:
                 raise UsageError(
                     f"Input {name!r} is nested in another way than the sample that the model was "
@@ -94,6 +96,20 @@ class Signature:
                 )
             found += [as_pairs(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return found
+
+    def left_out(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """The input that one of these tensors would be in a call of the model, by position, and
+        that the sample left out; None where they can't be the model's own arguments.
+        """
+        if self.parameters is None:
+            return None
+        try:
+            given = self.parameters.bind_partial(*tensors).arguments
+        except TypeError:
+            return None
+        out = [name for name in given if self.inputs.get(name) is None]
+        fits = all(self.inputs.get(name) in (None, _HOLE) for name in given)
+        return out[0] if fits and out else None
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The graph's outputs in the structure that the eager model returns."""

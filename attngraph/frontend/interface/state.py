@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, listed
 from attngraph.frontend.interface.stand_ins import stand_ins
-from attngraph.inference import MOST_ELEMENTS, holders_of, inference, restored
+from attngraph.inference import MOST_ELEMENTS, each_leaf, holders_of, inference, restored
 
 _TRAINED = (
     torch.nn.modules.dropout._DropoutNd,
@@ -101,7 +101,7 @@ def _call(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
     torch.manual_seed(0)
-    inputs, named = pytree.tree_map(copied, (tuple(args), dict(kwargs)))
+    inputs, named = each_leaf(copied, (tuple(args), dict(kwargs)))
     buffers = {name: copied(buffer) for name, buffer in module.named_buffers()}
     with stand_ins(module) as weights:
         return functional_call(module, {**buffers, **weights}, inputs, named)

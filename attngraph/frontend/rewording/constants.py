@@ -73,16 +73,25 @@ def known_constants() -> Iterator[None]:
 
 @contextmanager
 def known_in_text() -> Iterator[None]:
-    """A number that is known is written as in a run: `self[f"expert_{index}"]`."""
+    """A number that is known is written as in a run: `self[f"expert_{index}"]`.
+
+    In the place of another one, as in `print(f"{x.mean():.3f}")`, stands what it is in a trace.
+    """
     own: Callable[[torch.Tensor, str], str] = torch.Tensor.__format__
 
     def written(self: torch.Tensor, spec: str) -> str:
         if isinstance(self, FakeTensor) and self.dim() == 0 and self.constant is not None:
             with unset_fake_temporarily():
                 return format(self.constant.item(), spec)
-        return own(self, spec)
+        return own(self, "" if isinstance(self, FakeTensor) and self.dim() == 0 else spec)
 
-    with patch.object(torch.Tensor, "__format__", written):
+    def as_symbol(self: object, spec: str) -> str:
+        return str(self)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.Tensor, "__format__", written))
+        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            stack.enter_context(patch.object(kind, "__format__", as_symbol))
         yield
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch.export import ExportedProgram
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from attngraph.frontend.interface.shapes import Request
@@ -241,16 +242,29 @@ def _least(program: ExportedProgram, request: Request) -> int | None:
 
 def _matters(node: torch.fx.Node) -> bool:
     """Whether an assertion of a trace holds sizes equal, which no other sizes may break, or what is
-    copied goes into a tensor that the trace makes."""
+    copied goes into a tensor that the trace makes, or that it reads afterwards."""
     of: Any = node.args[0]
     if node.target is torch.ops.aten.copy_.default:
-        while (
-            isinstance(of.target, torch._ops.OpOverload) and of.target._schema.returns[0].alias_info
-        ):
+        while _is_view(of):
             of = of.args[0]
-        return bool(of.op == "call_function")
+        return bool(of.op == "call_function") or any(
+            each > node for view in _views_of(of) for each in view.users
+        )
     value = of.meta.get("val") if isinstance(of, torch.fx.Node) else None
     return isinstance(value, torch.SymBool) and isinstance(value.node.expr, sympy.Eq)
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.returns[0].alias_info)
+
+
+def _views_of(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """A tensor of a trace, and what shares its memory."""
+    yield node
+    for user in node.users:
+        if _is_view(user) and user.args and user.args[0] is node:
+            yield from _views_of(user)
 
 
 def resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], int]) -> Inputs:
@@ -295,7 +309,8 @@ def output_of(module: torch.nn.Module, inputs: Inputs) -> list[torch.Tensor] | N
             redirect_stderr(StringIO()),
         ):
             torch.manual_seed(0)
-            return list(_tensors(module(*args, **kwargs)))
+            buffers = {name: each.detach().clone() for name, each in module.named_buffers()}
+            return list(_tensors(functional_call(module, buffers, args, kwargs)))
     except Exception:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -111,10 +112,22 @@ class Rewordings(TorchFunctionMode):
             args = (row, rest, *args[2:])
         if self._hits is not None and (turns := self._hits.turns(func, args, named)) is not None:
             return turns
-        result = func(*args, **named)
+        result = _run(func, args, named)
         if self._hits is not None:
             self._hits.see(func, args, named, result)
         return result
+
+
+def _run(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """The call's result. Where one of torch's operators fails, it raises what it does in a run:
+    of `view` a trace has a ValueError, which `except RuntimeError` doesn't catch.
+    """
+    try:
+        return func(*args, **named)
+    except ValueError as error:
+        if isinstance(func, FunctionType):
+            raise
+        raise RuntimeError(str(error)) from error
 
 
 def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from attngraph.frontend.watching.locations import is_plumbing, quote, user_frame
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
 _NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
 UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
+_UNKNOWN_INPUT = re.compile(r"Unsupported input type <class '([\w.<>]+)'>")
 FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
 _OPEN_SIZES = "Cannot call sizes() on tensor with symbolic sizes"
@@ -209,6 +210,12 @@ def explained(
             f"{type(module).__name__} returns a {name}, which torch.export can't take apart: "
             f"{hint}, "
             "or register the type with torch.utils._pytree.register_pytree_node."
+        )
+    if match := _UNKNOWN_INPUT.search(str(error)):
+        name = match[1].rpartition(".")[2]
+        return CaptureError(
+            f"An input of {type(module).__name__} is or holds a {name}, in which torch.export "
+            "finds no tensors: give those as inputs, and make the object of them in its forward."
         )
     own = run()
     if isinstance(own, LoadError):  # of what its folder put behind the model

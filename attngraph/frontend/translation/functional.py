@@ -72,6 +72,7 @@ def functionalize(program: ExportedProgram) -> Functional:
     """
     module = program.graph_module
     _know_their_users(module)
+    _leave_out_what_raised(module)
     _keep_the_shapes_of_buffers(module.graph)
     if not any(ask(module) for ask in (enables_autocast, batches, attends_flexibly)):
         found = _with_twins(program, inline(module))
@@ -102,6 +103,17 @@ def _know_their_users(module: fx.GraphModule) -> None:
             for node in part.graph.nodes:
                 for read in node.all_input_nodes:
                     read.users.setdefault(node)
+
+
+def _leave_out_what_raised(module: fx.GraphModule) -> None:
+    """Erases operators that failed in the trace, which the code caught: they have no result."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in reversed(part.graph.nodes):
+                of_torch = isinstance(node.target, torch._ops.OpOverload)
+                has_result = node.meta.get("val") is not None or node.users
+                if of_torch and node.target._schema.returns and not has_result:
+                    part.graph.erase_node(node)
 
 
 def _keep_the_shapes_of_buffers(graph: fx.Graph) -> None:
