@@ -78,10 +78,10 @@ _ONE_AT_A_TIME = threading.Lock()
 class Captured:
     """A model as a graph, and how its caller's inputs and outputs map to the graph's.
 
-    `args` are the sample tensors in the order of the graph's inputs; numbers, None and
-    what else is no tensor among the model's inputs are constants of the trace. `dynamic` maps (input, axis) to the dim's name.
-    `signature` is how the model is called and what it returns. `sample` is the (args, kwargs) that
-    was traced. `notes` are sentences for the user.
+    `args` are the sample tensors in the order of the graph's inputs; what else the model
+    is given, numbers and None, are constants of the trace. `dynamic` maps (input, axis) to the
+    dim's name. `signature` is how the model is called and what it returns. `sample` is the (args,
+    kwargs) that was traced. `notes` are sentences for the user.
     `apart` are the pairs of dims that the trace took for unequal, and `suspects` conditions that
     may be required: what the trace says of other sizes is to be checked. `demanded` are those that
     the trace needs, with where the code asks them. `branches` are the places where the code chooses

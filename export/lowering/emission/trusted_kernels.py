@@ -4,7 +4,8 @@ onnxruntime's CPU kernels compare 64-bit integers by their lower halves: for x i
 `Max(x, 0)` is 0, `Min(x, 8)` is x, the sign of x is −1, and `ReduceMax` takes a smaller one. What
 every lowering emits goes through here, be it our own, a formula's parts or torchlib's, whatever the
 target: onnxruntime computes sizes on the CPU in a CUDA session too. Less, Where and TopK are right.
-Narrower integers and floats keep the operator, which is one kernel and not two.
+Narrower integers and floats keep the operator, which is one kernel and not two; of 16 bits there
+is none.
 
 Where a provider has no kernel in half precision (`lacking_half`), onnxruntime doesn't open the file
 at all: such an operator is computed in float32.
@@ -30,12 +31,20 @@ def rewritten(
 ) -> ir.Value | None:
     """The operator by others, or None where its kernel is right for these operands."""
     first = next((value for value in operands if value is not None), None)
-    if domain or first is None or first.dtype != ir.DataType.INT64:
+    if domain or first is None:
+        return None
+    if first.dtype == ir.DataType.INT16 and op_type in _EXTREMA:
+        wide = [None if each is None else ctx.cast(each, torch.int32) for each in operands]
+        return ctx.cast(ctx.op(op_type, *wide), torch.int16)
+    if first.dtype != ir.DataType.INT64:
         return None
     if op_type in ("ReduceMax", "ReduceMin"):
         return _along(ctx, operands, op_type == "ReduceMax", bool(attrs.get("keepdims", 1)))
     rule = _RULES.get(op_type)
     return None if rule is None else rule(ctx, operands)
+
+
+_EXTREMA = ("Max", "Min")
 
 
 def _along(ctx: Emitter, operands: Operands, largest: bool, keep: bool) -> ir.Value:

@@ -5,6 +5,7 @@ Some of these have a function in torchlib, which is wrong for integers, at infin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -192,6 +193,22 @@ def _of_integers(name: str) -> Formula:
     return lambda x: NotImplemented if x.dtype.is_floating_point else op(_real(x))
 
 
+def _shifts(name: str, shift: Callable[..., Any]) -> dict[str, Formula]:
+    """Its ops; of 16 bits in 32, as onnxruntime's `BitShift` has none of so few."""
+
+    def shifted(x: Tensor, by: Any, *, divides: bool = False) -> Any:
+        if x.dtype is torch.int16:
+            return shift(x.int(), by.int() if isinstance(by, Tensor) else by).to(x.dtype)
+        return shift(x, by) if divides else NotImplemented
+
+    ops = (f"aten.__{name}__.Scalar", *(f"aten.{shift.__name__}.{of}" for of in _OF_SHIFTS))
+    return {
+        f"aten.__{name}__.Tensor": functools.partial(shifted, divides=True),
+        **dict.fromkeys(ops, shifted),
+    }
+
+
+_OF_SHIFTS = ("Tensor", "Tensor_Scalar")
 _INVERSES = ("acos", "acosh", "asin", "asinh", "atan", "atanh")
 FORMULAS |= {
     **{f"aten.{name}": _of_integers(name) for name in (*_INVERSES, "cosh", "erfc", "sinh")},
@@ -213,6 +230,6 @@ FORMULAS |= {
     "aten.isposinf": lambda x: _is_infinite(x, math.inf),
     "aten.isneginf": lambda x: _is_infinite(x, -math.inf),
     "aten.signbit": lambda x: torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x),
-    "aten.__rshift__.Tensor": torch.bitwise_right_shift,
-    "aten.__lshift__.Tensor": torch.bitwise_left_shift,
+    **_shifts("rshift", torch.bitwise_right_shift),
+    **_shifts("lshift", torch.bitwise_left_shift),
 }

@@ -61,6 +61,15 @@ def promoted(node: Node, *names: str) -> torch.dtype:
     return dtype
 
 
+def _wrapped(ctx: LoweringContext, node: Node, name: str, dtype: torch.dtype) -> ir.Value:
+    """An operand; of a whole number the bits that the dtype has, as in torch: 300 is 44 in int8."""
+    if op_def(node.op).arg(name).kind == "attr" and not dtype.is_floating_point:
+        value = attribute(node, name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return ctx.constant(torch.tensor(value).to(dtype).item(), dtype)
+    return operand(ctx, node, name, dtype)
+
+
 _LOGICAL = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
 
 
@@ -71,7 +80,7 @@ def _arithmetic(
 
     def lower(ctx: LoweringContext, node: Node) -> ir.Value:
         dtype = node.output.dtype
-        left, right = operand(ctx, node, first, dtype), operand(ctx, node, second, dtype)
+        left, right = (_wrapped(ctx, node, name, dtype) for name in (first, second))
         alpha = node.attrs.get("alpha", 1)
         if alpha != 1:
             right = ctx.op("Mul", right, ctx.number(alpha, dtype))

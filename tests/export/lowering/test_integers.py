@@ -132,7 +132,9 @@ WRAPPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-_LESS_COMMON = [pytest.param(each, marks=pytest.mark.wide) for each in (torch.int8, torch.uint8)]
+_LESS_COMMON = [
+    pytest.param(each, marks=pytest.mark.wide) for each in (torch.int8, torch.uint8, torch.int16)
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, *_LESS_COMMON], ids=str)
@@ -144,6 +146,30 @@ def test_integers_wrap_around_as_in_torch(name: str, dtype: torch.dtype) -> None
     given = torch.arange(4, dtype=dtype)
     model = _Applied(WRAPPED[name])
     graph = capture(model, (given,), dynamic_shapes=({0: Dim("n", max=64)},)).graph
+    (found,) = run(session_of(lower(graph)), [x])
+    assert_same(found, model(x), name)
+
+
+BEYOND: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "times": lambda x: x * 70_001,
+    "plus": lambda x: x + 40_000,
+    "minus": lambda x: x - 300,
+    "from": lambda x: 1_000_000 - x,
+    "left": lambda x: x << 3,
+    "right": lambda x: x >> 3,
+    "left-all": lambda x: torch.bitwise_left_shift(x, 15),
+    "right-all": lambda x: torch.bitwise_right_shift(x, 15),
+    "left-each": lambda x: x << torch.arange(4, dtype=x.dtype)[:, None],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_number_beyond_a_small_dtype_has_its_bits(name: str, dtype: torch.dtype) -> None:
+    ends = torch.iinfo(dtype)
+    x = torch.tensor([ends.min, ends.min + 1, 0, 1, 7, ends.max - 1, ends.max], dtype=dtype)
+    model = _Applied(BEYOND[name])
+    graph = capture(model, (x[:4],), dynamic_shapes=({0: Dim("n", max=64)},)).graph
     (found,) = run(session_of(lower(graph)), [x])
     assert_same(found, model(x), name)
 
