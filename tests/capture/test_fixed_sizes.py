@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.rewording.scaled_images import stretched
 
 WEIGHT = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+WEIGHTS = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
 class Computes(nn.Module):
@@ -47,6 +51,10 @@ CODE: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "a product of all pairs": lambda x: torch.kron(x[0], WEIGHT),
     "a product of fewer axes": lambda x: torch.kron(x[0, :, 0], WEIGHT),
+    "linears of several models": lambda x: torch.vmap(partial(F.linear, x))(WEIGHTS, WEIGHTS[:, 0]),
+    "a linear for each": lambda x: torch.vmap(F.linear)(
+        x.expand(2, *x.shape), WEIGHTS, WEIGHTS[:, 0]
+    ),
     "a window": lambda x: x * torch.hann_window(x.shape[1])[:, None],
     "a symmetric window": lambda x: x * torch.hamming_window(x.shape[1], False)[:, None],
     "a window of three terms": lambda x: x * torch.blackman_window(x.shape[1] + 1)[1:, None],
