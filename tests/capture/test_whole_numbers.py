@@ -115,3 +115,31 @@ def test_a_quotient_without_a_remainder_excludes_no_size() -> None:
     for batch, tall, wide in ((1, 1, 1), (3, 1, 1), (1, 1, 5), (2, 4, 3)):
         x = torch.randn(batch, 2, 2 * tall, 2 * wide)
         torch.testing.assert_close(optimized(x), module(x))
+
+
+class EdgesOfPaths(nn.Module):
+    """(B, N) atoms and (B, N, N, 3, 4) edges of each pair's path, as Graphormer weighs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distances = nn.Parameter(torch.randn(5, 4, 4))
+
+    def forward(self, atoms: Tensor, edges: Tensor) -> Tensor:
+        (batch, nodes), steps = atoms.shape, edges.shape[3]
+        rows = edges.permute(3, 0, 1, 2, 4).reshape(steps, -1, 4)
+        weighed = torch.bmm(rows, self.distances[:steps])
+        weighed = weighed.reshape(steps, batch, nodes, nodes, 4).permute(1, 2, 3, 0, 4).sum(-2)
+        return weighed.permute(0, 3, 1, 2) + atoms[:, None, None]
+
+
+def test_what_two_axes_of_one_name_always_are_is_no_condition() -> None:
+    """torch has b·n·m // (b·n) ≠ 0, of which n·n // n ≠ 0 became: "'nodes' can't be 1"."""
+    torch.manual_seed(0)
+    module, nodes = EdgesOfPaths().eval(), Dim("nodes", min=1, max=64)
+    axes = {0: BATCH, 1: nodes}, {0: BATCH, 1: nodes, 2: nodes}
+    sample = torch.randn(2, 5), torch.randn(2, 5, 5, 3, 4)
+    optimized = attngraph.optimize(module, sample, dynamic_shapes=axes)
+    assert "//" not in str(optimized.graph.conditions)
+    for batch, count in ((1, 1), (3, 1), (2, 7)):
+        inputs = torch.randn(batch, count), torch.randn(batch, count, count, 3, 4)
+        torch.testing.assert_close(optimized(*inputs), module(*inputs))

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import IRError
 from attngraph.frontend.sizes.program_dims import asserted, shape_env, user_placeholders
-from attngraph.frontend.sizes.symbols import Symbols
+from attngraph.frontend.sizes.symbols import Symbols, without_remainders
 from attngraph.ir.conditions import (
     Condition,
     always,
@@ -117,4 +117,4 @@ def _parsed(text: str, sizes: Mapping[str, Any]) -> Condition:
     if unknown:
         raise IRError(f"{text!r} is not about sizes alone.")
     known = {symbol(name): sympy.sympify(sizes[key]) for key, name in places.items()}
-    return condition.xreplace(known)
+    return without_remainders(condition.xreplace(known))

@@ -11,7 +11,7 @@ import torch
 from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import CaptureError
-from attngraph.ir.dims import DimInfo, symbol
+from attngraph.ir.dims import DimInfo, as_dim, divide, symbol
 from attngraph.ir.graph import free_name
 from attngraph.ir.parser import parse_attr
 
@@ -55,7 +55,7 @@ class Symbols:
 
     def renamed(self, expr: sympy.Basic) -> sympy.Basic:
         """An expression of torch's symbols, all of which have a name, in the dims' names."""
-        return expr.xreplace(self._renamed)
+        return without_remainders(expr.xreplace(self._renamed))
 
     def unnamed(self, exprs: Iterable[sympy.Basic]) -> list[sympy.Symbol]:
         """The symbols of some expressions that have no name yet, in a fixed order."""
@@ -82,7 +82,7 @@ class Symbols:
                 env = value.node.shape_env
                 is_size = env is None or bool(env.var_to_range[unknown].lower >= 0)
                 self.name(unknown, f"u{taken}", UNKNOWN_SIZE if is_size else _ANY_INTEGER)
-            self._cache[expr] = _plain(_whole(expr).xreplace(self._renamed))
+            self._cache[expr] = _plain(self.renamed(_whole(expr)))
         return self._cache[expr]
 
 
@@ -100,6 +100,20 @@ def _whole(expr: sympy.Basic) -> sympy.Basic:
         return bool(numerator.is_nonnegative and denominator.is_positive)
 
     return expr.replace(divides, lambda part: FloorDiv(*part.args[0].args))
+
+
+def without_remainders(expr: sympy.Basic) -> sympy.Basic:
+    """With a / b for each a // b that is whole: torch has a symbol for each axis, and that n·m // n
+    is n shows where both axes have one name.
+    """
+    if not expr.has(FloorDiv):
+        return expr
+
+    def exact(base: sympy.Expr, divisor: sympy.Expr) -> Any:
+        quotient = None if divisor.is_number else divide(as_dim(base), as_dim(divisor))
+        return FloorDiv(base, divisor) if quotient is None else sympy.sympify(quotient)
+
+    return expr.replace(FloorDiv, exact)
 
 
 def _plain(expr: sympy.Basic) -> Any:
