@@ -27,6 +27,7 @@ from attngraph.frontend.tracing.trace_errors import Specialised
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import symbols_of
+from attngraph.ir.ranges import Ranges
 from attngraph.options import Options
 from attngraph.reports.report import Report
 from attngraph.stages import begins
@@ -152,9 +153,11 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
         if suspect.refusal is not None:
             raise suspect.refusal
         if suspect.asked and suspect.start is None:
-            name = min(suspect.asked)
+            name, (sample, *_) = min(suspect.asked), check.samples.sizes()
+            excludes_one = Ranges({}, (suspect.condition,)).broken({**sample, name: 1})
             raise CaptureError(
-                f"Dim {name!r} can't be 1: the model demands {shown(suspect.condition)}"
+                f"Dim {name!r} can't {'be 1' if excludes_one else 'take every size'}: "
+                f"the model demands {shown(suspect.condition)}"
                 f"{suspect.place}, as torch.export traces it. Ask for a range where that holds, "
                 f"or for whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
             )

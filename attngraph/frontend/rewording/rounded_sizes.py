@@ -3,7 +3,7 @@
 Code that cuts an axis into blocks pads it by `(-n) % 4`, `(4 - n % 4) % 4`, `-(-n // 4) * 4 - n` or
 `math.ceil(n / 4) * 4 - n`. torch.export doesn't see that n and these make a multiple of 4, and
 takes the remainder that the sample has for a demand. All of them are `4 * ((n + 3) // 4) - n`, of
-which it does.
+which it does. So is `4 - n % 4` behind `if n % 4:`, and it is right without a remainder as well.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -38,6 +39,7 @@ def rounded_up() -> Iterator[None]:
     """
     remainder: Callable[[Any, Any], Any] = torch.SymInt.__mod__
     quotient: Callable[[Any, Any], Any] = torch.SymInt.__floordiv__
+    difference: Callable[[Any, Any], Any] = torch.SymInt.__rsub__
     remainders: dict[tuple[sympy.Expr, int], tuple[torch.SymInt, torch.SymInt]] = {}
 
     def congruent(number: torch.SymInt, by: int) -> torch.SymInt:
@@ -77,7 +79,19 @@ def rounded_up() -> Iterator[None]:
 
         return rounded
 
+    def missing(rest: torch.SymInt, of: Any) -> Any:
+        """`of - rest`, which is what is missing to a multiple where a branch knows of a rest.
+
+        Of no rest it is `of`, and nothing is missing: code that pads there too means another thing.
+        """
+        known = type(of) is int and (rest.node.expr, of) in remainders
+        if known and statically_known_true(rest != 0):
+            size, _ = remainders[rest.node.expr, of]
+            return of * floordiv(size + of - 1, of) - size
+        return difference(rest, of)
+
     with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.SymInt, "__rsub__", missing))
         for name, function in (("mod", mod), ("floordiv", floordiv)):
             stack.enter_context(patch.object(torch.SymInt, f"__{name}__", function))
         for name in ("__ceil__", "__floor__", "__trunc__"):

@@ -19,7 +19,7 @@ from torch._dynamo import config as dynamo_config
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.functions import FloorDiv, Mod
+from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Mod
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.interface.own_classes import make_known
@@ -87,6 +87,7 @@ _ALWAYS = (
     whole_quotients,
 )
 _ATTEMPTS = 7
+_PARTS = (FloorDiv, Mod, IntTrueDiv)  # n / 4 in `(n / 4).is_integer()`
 _LENIENT = "soft_pending_unbacked_not_found_error"
 
 
@@ -135,7 +136,7 @@ class _Attempt:
     @property
     def multiples(self) -> tuple[Request, ...]:
         """The dims of which the code asked whether they are multiples of a number, as they are."""
-        asked = [each.condition for each in self.questions if each.condition.has(FloorDiv, Mod)]
+        asked = [each.condition for each in self.questions if each.condition.has(*_PARTS)]
         sizes = {request: size.node.expr for request, size in self.ties.sizes.items()}
         return tuple(
             request
