@@ -55,6 +55,19 @@ CODE: dict[str, Callable[[Tensor], Tensor]] = {
     "a linear for each": lambda x: torch.vmap(F.linear)(
         x.expand(2, *x.shape), WEIGHTS, WEIGHTS[:, 0]
     ),
+    "norms of several models": lambda x: torch.vmap(
+        lambda w: F.layer_norm(x @ w, (8,), w[0], w[1], 1e-3) + F.layer_norm(x @ w, [8])
+    )(WEIGHTS),
+    "tables of several models": lambda x: torch.vmap(
+        lambda w: F.embedding((x[..., 0] > 0).long(), w, padding_idx=0)
+    )(WEIGHTS),
+    "attentions of several models": lambda x: torch.vmap(
+        lambda w: (
+            F.scaled_dot_product_attention(x @ w, x, x, is_causal=True, scale=-0.3)
+            + F.scaled_dot_product_attention(x, x @ w, x, x[..., :1].mT > x[..., 1:2])
+            + F.scaled_dot_product_attention(x, x, x @ w, x[..., :1].mT)
+        )
+    )(WEIGHTS),
     "a window": lambda x: x * torch.hann_window(x.shape[1])[:, None],
     "a symmetric window": lambda x: x * torch.hamming_window(x.shape[1], False)[:, None],
     "a window of three terms": lambda x: x * torch.blackman_window(x.shape[1] + 1)[1:, None],

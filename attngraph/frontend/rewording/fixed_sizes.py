@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._C._functorch import get_interpreter_stack
+
+from attngraph.frontend.rewording.mapped_layers import LAYERS, is_mapped
 
 _larger: Callable[..., Any] = torch.sym_max
 _POOLS = (F.max_pool1d, torch.max_pool1d)
@@ -32,8 +33,8 @@ def with_open_sizes(
         return _pooled(**dict(zip(_POOL, args, strict=False)) | named)
     if func in _TAKES:
         return _taken(*args, **named)
-    if func is F.linear:
-        return _mapped(*args, **named)
+    if func in LAYERS and is_mapped(args[0] if args else named.get("input", named.get("query"))):
+        return LAYERS[func](*args, **named)
     if func is F.affine_grid:
         return _grid(*args, **named)
     if func is torch.kron:
@@ -82,15 +83,6 @@ def _taken(
     shape = [theirs if isinstance(own, int) and own == 1 else own for own, theirs in pairs]
     whole, places = ([*shape[:dim], -1, *shape[dim + 1 :]] for _ in range(2))
     return input.expand(whole).gather(dim, indices.expand(places))
-
-
-def _mapped(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor | None:
-    """A linear in a torch.vmap, as of several models at once: its bias is added apart."""
-    if bias is None or not _is_open(input) or get_interpreter_stack() is None:
-        return None
-    return F.linear(input, weight) + bias
 
 
 def _grid(
