@@ -238,6 +238,33 @@ def test_inputs_that_do_not_fit_are_usage_errors() -> None:
         capture(Formula(lambda s, x, y: x), (X, X, X))
     with pytest.raises(UsageError, match="2 entries for 1 inputs"):
         capture(Formula(lambda s, x, y: x), (X,), dynamic_shapes=(BOTH, BOTH))
+    given: Any = {"x": X}
+    with pytest.raises(UsageError, match="The samples are a dict"):
+        capture(Formula(lambda s, x, y: x), given)
+
+
+FAR = Dim("far", min=X.shape[0] + 1, max=99)
+
+
+@pytest.mark.parametrize(
+    ("dims", "says"),
+    [
+        ({"z": {0: "b"}}, "names 'z', which is none of the inputs that are given: x, y"),
+        ("batch", "dynamic_shapes is a Dim; give a dict"),
+        (({0: FAR}, None), f"axis 0 .dim 'far'. has size {X.shape[0]}, and the dim goes from"),
+        (({0: "b", 1: "b"}, None), "has size .*, and that of input x's axis 1 .dim 'b'. has"),
+    ],
+)
+def test_dims_that_do_not_fit_are_usage_errors(dims: Any, says: str) -> None:
+    assert X.shape[0] != X.shape[1]
+    with pytest.raises(UsageError, match=says):
+        capture(Formula(lambda s, x, y: x + y.sum()), (X, X), dynamic_shapes=dims)
+
+
+def test_an_input_that_has_no_entry_is_static() -> None:
+    dims: Any = {"x": {0: "b"}}
+    captured = capture(Formula(lambda s, x, y: x + y.sum()), (X, X), dynamic_shapes=dims)
+    assert captured.dynamic == {(0, 0): "b"}
 
 
 def test_one_tensor_given_twice_is_two_inputs() -> None:

@@ -76,7 +76,19 @@ def shapes_by_attribute(inputs: Mapping[str, Any], shapes: Any) -> Any:
     """
     if shapes is None:
         return None
-    return _in_lists(inputs if isinstance(shapes, Mapping) else tuple(inputs.values()), shapes)
+    if not isinstance(shapes, (Mapping, list, tuple)):
+        raise UsageError(
+            f"dynamic_shapes is a {type(shapes).__name__}; give a dict by the names of the inputs, "
+            "or a tuple with one entry for each."
+        )
+    if not isinstance(shapes, Mapping):
+        return _in_lists(tuple(inputs.values()), shapes)
+    if unknown := [name for name in shapes if isinstance(name, str) and name not in inputs]:
+        raise UsageError(
+            f"dynamic_shapes names {unknown[0]!r}, which is none of the inputs that are given: "
+            f"{', '.join(inputs)}."
+        )
+    return _in_lists(inputs, {**dict.fromkeys(inputs), **shapes} if shapes else shapes)
 
 
 def names_of_known(spec: pytree.TreeSpec) -> Iterator[str]:

@@ -93,8 +93,8 @@ def _is_dim(shape: Any) -> bool:
 def requested_dims(combined: Mapping[str, Any], dynamic_shapes: Any) -> tuple[Request, ...]:
     """Every dim that is asked to be dynamic; ints, None and Dim.STATIC are not.
 
-    Raises UsageError where the shapes don't match the inputs, CaptureError for a sample size below
-    two: torch specialises 0 and 1.
+    Raises UsageError where the shapes don't match the inputs, or the sample's sizes the Dims;
+    CaptureError for a sample size below two: torch specialises 0 and 1.
     """
     if not dynamic_shapes:
         return ()
@@ -104,6 +104,20 @@ def requested_dims(combined: Mapping[str, Any], dynamic_shapes: Any) -> tuple[Re
             raise CaptureError(
                 f"The sample of {request} has size {request.size}, which torch.export takes for a "
                 "constant; give a sample of size 2 or more."
+            )
+        low, high = request.low or 0, request.high
+        if request.name and (request.size < low or (high is not None and request.size > high)):
+            ends = f"{low} to {high}" if high is not None else f"{low} on"
+            raise UsageError(
+                f"The sample of {request} has size {request.size}, and the dim goes from {ends}."
+            )
+    by_name: dict[str, Request] = {}
+    for request in requests:
+        first = by_name.setdefault(request.name or "", request)
+        if request.name and request.size != first.size:
+            raise UsageError(
+                f"The sample of {first} has size {first.size}, and that of {request} has "
+                f"{request.size}: two sizes have two names."
             )
     return requests
 
