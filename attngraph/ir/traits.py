@@ -275,7 +275,8 @@ TRUTH = _trait("truth", "any any.dim any.dims all all.dim all.dims")
 # Ops that no reading sees through, whose other traits nobody asks for.
 OPAQUE = _trait(
     "opaque",
-    "_adaptive_avg_pool3d _cdist_forward cdist _grouped_mm _local_scalar_dense _pdist_forward "
+    "_adaptive_avg_pool3d _cdist_forward cdist _grouped_mm _int_mm _local_scalar_dense "
+    "_pdist_forward "
     "_native_batch_norm_legit_functional native_batch_norm "
     "adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "

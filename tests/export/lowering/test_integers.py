@@ -187,3 +187,24 @@ def test_what_cant_be_next_to_the_least_integer_is_divided_at_once() -> None:
     model, sizes = _Applied(lambda x: x * (torch.arange(x.shape[0]) // 4)), {0: Dim("n", max=64)}
     graph = capture(model, (torch.ones(9),), dynamic_shapes=(sizes,)).graph
     assert "Less" not in op_types(lower(graph))
+
+
+def test_a_product_of_bytes_is_in_32_bits() -> None:
+    """As hand-written quantized linears have it."""
+    weight = torch.tensor([[-128, 127, 5], [-128, 127, -7], [1, -128, 0], [-128, 127, 127]])
+
+    class Codes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", weight.to(torch.int8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch._int_mm(x, self.codes)
+
+    model, x = Codes(), torch.tensor([[-128, -128, 127, -128], [127] * 4, [0, 1, 2, 3]])
+    dims = ({0: Dim("n", max=64)},)
+    graph = capture(model, (x[:2].to(torch.int8),), dynamic_shapes=dims).graph
+    model_file = lower(graph)
+    assert "MatMulInteger" in op_types(model_file)
+    (found,) = run(session_of(model_file), [x.to(torch.int8)])
+    assert_same(found, (x.int() @ weight.int()), "bytes")
