@@ -80,3 +80,43 @@ def linear_attention(
         seen = state.repeat_interleave(most // kv_heads, 1)
         given.append((q[:, t, ..., None] * seen).sum(-2) * scale)
     return torch.stack(given, 1).reshape(batch, length, most * features), state
+
+
+@op("attn.generalized_delta_rule", [RECURRENCE], outputs=2)
+def generalized_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    past: torch.Tensor | None = None,
+    decay: torch.Tensor | None = None,
+    *,
+    heads: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """o_t = scale · q_tᵀ S_t in each head, S_t = e^{g_t} S_{t−1} + b_t ⊗ S_{t−1}ᵀ a_t + k_t ⊗ v_t.
+
+    The state (dk, dv) is read by another key than it is written by: that of RWKV-7 (Peng et al.
+    2025), of Comba (Hu et al. 2025), and of what others call DPLR and, without a decay, IPLR.
+
+    query, key, a, b (B, T, H·dk) and value (B, T, H·dv) with H = `heads`. `past` (B, H, dk, dv) is
+    zeros if not given. `decay` g is (B, T, H), or (B, T, H·dk) for each feature of a key, in log
+    space. Gives o (B, T, H·dv) and the last state (B, H, dk, dv).
+    """
+    batch, length, width = query.shape
+    keys, features = width // heads, value.shape[2] // heads
+    if isinstance(query, FakeTensor):  # of any length
+        state = value.new_empty((batch, heads, keys, features))
+        return value.new_empty(value.shape), state
+    rows = [x.reshape(batch, length, heads, -1, 1) for x in (query, key, a, b)]
+    v = value.reshape(batch, length, heads, 1, features)
+    gain = None if decay is None else decay.reshape(batch, length, heads, -1, 1).exp()
+    state = v.new_zeros((batch, heads, keys, features)) if past is None else past
+    given = []
+    for t in range(length):
+        q, k, own_a, own_b = (x[:, t] for x in rows)
+        kept = state if gain is None else state * gain[:, t]
+        state = kept + own_b * (own_a * state).sum(-2, keepdim=True) + k * v[:, t]
+        given.append((q * state).sum(-2) * scale)
+    return torch.stack(given, 1).reshape(value.shape), state

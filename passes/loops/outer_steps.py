@@ -1,4 +1,4 @@
-"""Linear attention over all steps of a loop, as split-loops makes it."""
+"""Linear attention, or a generalized delta rule, over all steps of a loop, for split-loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from attngraph.ir.dims import as_dim, product
 from attngraph.passes.loops.shown_steps import Places
 
 Parts = Sequence[Value | None]
-"""The query, key, value, decay and rate of a delta rule of an update, each (B, T, H·D)."""
+"""Of an update, each (B, T, H·D): the query, key, value, decay and rate of a delta rule, and by
+which keys the state is read and written, if these are others."""
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Outer:
         is written where `mask` is.
         """
         build, first = self.build, self.found[0]
-        query, key, value, _, beta = parts[0]
+        query, key, value, _, beta, *_ = parts[0]
         own = self._own(query, key, value, beta, bonus) if first.gain else None
         scales = [step.scale for step in self.found if step.query is not None]
         scale = scales[0] if len({*scales}) == 1 else 1.0
@@ -55,31 +56,42 @@ class Outer:
         for at, step in enumerate(self.found):
             if step.query is not None:
                 queries[self._place(at)] = self._scaled(parts[at][0], step.scale / scale)
-        keys, values, rates = ([each[at] for each in parts] for at in (1, 2, 4))
-        columns = [queries, keys, values, self._alike(decays), rates]
+        keys, values, rates, reads, writes = ([x[at] for x in parts] for at in (1, 2, 4, 5, 6))
+        columns = [queries, keys, values, self._alike(decays), rates, reads, writes]
         query, *written = [self._joined(each) for each in columns]
         if mask is not None:
             written = self._hidden(written, mask)
         flat = [self._flat(each) for each in (query, *written)]
         if first.reads_before:
             flat = [self._moved(flat[0], 1), *(self._moved(each, 0) for each in flat[1:])]
-        query, key, value, decay, beta = flat
         shape = [self._rows, first.heads, *self.state.shape[-2:]]
         past = build("aten.reshape", initial, shape=shape)
         past = build("aten.permute", past, dims=[0, 1, 3, 2]) if first.turned else past
-        node = build.node(
-            "attn.linear_attention",
-            *(query, key, value, past, decay, beta),
-            heads=first.heads,
-            kv_heads=first.heads,
-            scale=scale,
-        )
+        node = self._operator(flat, past, scale)
         given, last = node.outputs[:2]
         if first.reads_before:
             given = build("aten.slice.Tensor", given, dim=1, start=0, end=self._tokens)
         last = build("aten.permute", last, dims=[0, 1, 3, 2]) if first.turned else last
         last = build("aten.reshape", last, shape=list(self.state.shape))
         return self._given(given, own), last, node
+
+    def _operator(self, parts: Parts, past: Value, scale: float) -> Node:
+        query, key, value, decay, beta, a, b = parts
+        heads = self.found[0].heads
+        if a is not None:
+            return self.build.node(
+                "attn.generalized_delta_rule",
+                *(query, key, value, a, b, past, decay),
+                heads=heads,
+                scale=scale,
+            )
+        return self.build.node(
+            "attn.linear_attention",
+            *(query, key, value, past, decay, beta),
+            heads=heads,
+            kv_heads=heads,
+            scale=scale,
+        )
 
     def _place(self, at: int) -> int:
         """Which token of a step has what is read with its update of that number."""

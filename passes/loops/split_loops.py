@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from attngraph.analysis.recurrence.outer_chain import read_outer_steps
-from attngraph.analysis.recurrence.outer_terms import OuterStep
+from attngraph.analysis.recurrence.outer_terms import OuterStep, StateStep
 from attngraph.analysis.recurrence.registers import read_register
 from attngraph.analysis.recurrence.steps import known_data
 from attngraph.analysis.recurrence.terms import fused
@@ -17,7 +17,7 @@ from attngraph.analysis.values.intervals import Intervals
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value, clone
 from attngraph.ir.dead import eliminate_dead_code
-from attngraph.ir.dims import same
+from attngraph.ir.dims import product, same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import CHOICE, EXPAND, LAYOUT, RESHAPE
@@ -63,7 +63,8 @@ class SplitLoops:
 
     A state that keeps the last inputs of a convolution becomes `attn.causal_conv` over all steps
     (registers.py), one of outer products `attn.linear_attention` (outer_step.py), over as many
-    tokens as a step has updates one after the other (outer_chain.py), as long as what these read is
+    tokens as a step has updates one after the other (outer_chain.py), and one that is read by
+    another key than it is written by `attn.generalized_delta_rule`, as long as what these read is
     computed without another state that is left. The rest of a step is batched, or where a state
     stays, a smaller loop. A step that leaves the states of a row as they are, as `where(shown, new,
     old)` does, counts as read if its results there are hidden too, or those of linear attention
@@ -157,9 +158,11 @@ class _Loop(ScanParts):
     def _take_outer(self, state: Value) -> bool:
         shown, after = self._update(state)
         rest = self._others(state)
-        if state.dtype not in _KERNELS or self._reads_others(state, after):
+        if self._reads_others(state, after):
             return False
         found = self._read_outer(state, after, rest, shown)
+        if state.dtype not in _KERNELS and any(step.rule != "general" for step in found):
+            return False
         if any(each.dtype != state.dtype for step in found for each in step.operands):
             return False
         parts = [made for step in found if (made := self._parts(step, state.shape[0])) is not None]
@@ -176,8 +179,16 @@ class _Loop(ScanParts):
 
     def _parts(self, found: OuterStep, batch: Dim) -> Parts | None:
         """An update's operands for all steps; None where one can't be batched."""
-        value = found.value if found.rate is None else self._multiplied(found, found.rate, batch)
-        operands = found.query, found.key, value, found.decay, found.beta
+        value, read, written = found.value, None, None
+        if found.rate is not None:
+            value = self._multiplied(found, [value, found.rate], batch)
+        if found.reads:
+            read, written = (
+                self._multiplied(found, each, batch) for each in (found.reads, found.writes)
+            )
+            if found.turn != 1:
+                written = self.inner("aten.mul.Scalar", written, other=found.turn)
+        operands = found.query, found.key, value, found.decay, found.beta, read, written
         parts = [None if each is None else self._packed(each, batch) for each in operands]
         pairs = zip(operands, parts, strict=True)
         return None if any(a is not None and b is None for a, b in pairs) else parts
@@ -191,14 +202,18 @@ class _Loop(ScanParts):
         """
         known, narrow = self._known(state, after)
         following = self.after[state]
-        given = known, narrow, self._data, self._least
+
+        def step(next: Value, shown: Value | None) -> StateStep:
+            given = known, narrow, self._data, self._least
+            return StateStep(self.body, state, next, rest, *given, shown)
+
         if state not in backward_slice(rest, lambda each: each is following)[0]:
-            found = read_outer_steps(self.body, state, following, rest, *given, shown)
+            found = read_outer_steps(step(following, shown))
             if found or shown is None:
                 return found
         if not self._hides(rest, state, shown):
             return []
-        return read_outer_steps(self.body, state, after, rest, *given)
+        return read_outer_steps(step(after, None))
 
     def _write_outer(
         self,
@@ -285,12 +300,16 @@ class _Loop(ScanParts):
                     found.append(made)
         return found
 
-    def _multiplied(self, found: OuterStep, by: Value, batch: Dim) -> Value:
-        """The value times its rate, (B, H, dv)."""
+    def _multiplied(self, found: OuterStep, factors: Sequence[Value], batch: Dim) -> Value:
+        """The product of values (B, H, D), of which all but the first may be (B, H, 1)."""
         rows = [batch, found.heads]
-        value = self.inner("aten.reshape", found.value, shape=[*rows, found.features])
-        rate = self.inner("aten.reshape", by, shape=[*rows, 1])
-        return self.inner("aten.mul.Tensor", value, rate)
+        made = None
+        for each in factors:
+            width = product(each.shape[1:]) // found.heads
+            shaped = self.inner("aten.reshape", each, shape=[*rows, width])
+            made = shaped if made is None else self.inner("aten.mul.Tensor", made, shaped)
+        assert made is not None
+        return made
 
     # What it becomes.
 

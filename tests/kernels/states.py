@@ -50,7 +50,28 @@ def _recurrences(dtype: torch.dtype) -> list[Call]:
     return calls
 
 
+def _generalized(dtype: torch.dtype) -> list[Call]:
+    """Without and with a state; one token, some, and several chunks of 16; each kind of decay."""
+    calls: list[Call] = []
+    for length in (1, 5, 40):
+        for place in range(6):
+            width = (0, 2, 8)[place // 2]
+            shapes = [(2, length, 8)] * 4 + [(2, length, 12), (2, 2, 4, 6), (2, length, width)]
+            q, k, a, b, v, past, decay = (
+                ordinary(dtype, *shape, seed=at) for at, shape in enumerate(shapes)
+            )
+            a, b, decay = 0.3 * a, -0.3 * b, -decay.abs()
+            operands = [q, k, v, a, b, *([past] if place % 2 else []), *([decay] if width else [])]
+            names = iter(f"%{at}" for at in range(len(operands)))
+            given = [True] * 5 + [bool(place % 2), bool(width)]
+            text = ", ".join(next(names) if there else "none" for there in given)
+            text = f"attn.generalized_delta_rule({text}) {{heads = 2, scale = -0.5}}"
+            calls.append(Call(text, tuple(operands), 2, modes=("computed",)))
+    return calls
+
+
 CASES = [
     Case("causal_conv", _convolutions, _HALF, ulps=64, scale=8.0),
     Case("linear_attention", _recurrences, _HALF, ulps=64, scale=16.0),
+    Case("generalized_delta_rule", _generalized, _HALF, ulps=64, scale=16.0),
 ]

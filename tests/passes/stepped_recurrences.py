@@ -14,7 +14,6 @@ from tests.passes.linear_attentions import (
     VALUES,
     WIDTH,
     CubicLoop,
-    DecayAfterDelta,
     DecayOfState,
     Layer,
     SwitchingRetention,
@@ -196,17 +195,6 @@ class FaintDecay(Stepped):
 
     def step(self, state: Tensor, now: Now) -> Pair:
         state = state * (1 - 1e-9) + outer(now.k, now.v)
-        return state, read(now.q, state)
-
-
-class OtherKey(Stepped):
-    """RWKV-7: what is taken off is read by one key and written by another."""
-
-    def step(self, state: Tensor, now: Now) -> Pair:
-        own = F.normalize(now.k + 1, dim=-1)
-        state = (
-            state * now.w[..., None] - outer(own * now.w, read(own, state)) + outer(now.k, now.v)
-        )
         return state, read(now.q, state)
 
 
@@ -407,10 +395,8 @@ KEPT: dict[type[nn.Module], tuple[str, str]] = {
     DecayOfState: ("declined", "no linear function of the state, for sigmoid"),
     CubicLoop: ("declined", "no linear function of the state, for pow"),
     Squashed: ("declined", "no linear function of the state, for tanh"),
-    DecayAfterDelta: ("declined", "corrects the state as it was before it decayed"),
     ValueGatedLoop: ("declined", "is that of each value feature"),
     Squared: ("declined", "no linear function of the state"),
-    OtherKey: ("declined", "is read by another key"),
     TwoQueries: ("declined", "read otherwise than by one query"),
     MixedValues: ("declined", "mixed by a matrix"),
     SortedKeys: ("declined", "sort of a step isn't known for all steps at once"),

@@ -108,9 +108,9 @@ _READ: dict[str, Changes] = {
         "aten.mul.Tensor(%new, %q1)": "aten.mul.Tensor(%state, %q1)"
     },
 }
+_CORRECTED_FIRST: Changes = {"aten.mul.Tensor(%old, %k1)": "aten.mul.Tensor(%state, %k1)"}
 _ONE_LEFT: dict[str, Changes] = {
     "a decay that the state decides": {"%a = aten.exp(%g1)": "%a = aten.sigmoid(%state)"},
-    "a delta before the decay": {"aten.mul.Tensor(%old, %k1)": "aten.mul.Tensor(%state, %k1)"},
     "a state that is read as it decayed": {
         "aten.mul.Tensor(%new, %q1)": "aten.mul.Tensor(%old, %q1)"
     },
@@ -226,6 +226,15 @@ def test_both_states_leave(name: str) -> None:
     _assert_same(before, after)
     if _READ[name] not in (_UNMASKED, _STAYED):
         _assert_same(before, after, hidden_nan=True)
+
+
+def test_a_delta_rule_before_its_decay_is_a_general_one() -> None:
+    """Hidden tokens and all: what stands there may be NaN."""
+    before, after, remarks = _split(_CORRECTED_FIRST)
+    assert _ops(after) == ["attn.causal_conv", "attn.generalized_delta_rule"]
+    assert [remark.code for remark in remarks] == ["reassociated", "recurrence"]
+    _assert_same(before, after)
+    _assert_same(before, after, hidden_nan=True)
 
 
 @pytest.mark.parametrize("name", _of(_ONE_LEFT))

@@ -137,6 +137,29 @@ def _linear_attention(reader: Reader, node: Node) -> Sequence[Shape] | None:
     return [(*query[:2], sizes.joined([max(heads, kv_heads), out])), state]
 
 
+@PRODUCTS.on("attn.generalized_delta_rule")
+def _generalized_delta_rule(reader: Reader, node: Node) -> Sequence[Shape] | None:
+    heads, sizes = attribute(node, "heads"), reader.sizes
+    query, value = reader.of(node, "query"), reader.of(node, "value")
+    head, out = _feature(reader, query, heads), _feature(reader, value, heads)
+    decay = input_of(node, "decay")
+    decays = [] if decay is None else [reader.shape(decay)]
+    vectors = [reader.of(node, name) for name in ("key", "a", "b")]
+    for shape in (*vectors, value, *decays):
+        for first, second in zip(query[:2], shape[:2], strict=True):
+            sizes.unify(first, second)
+    for shape in vectors:
+        sizes.unify(_feature(reader, shape, heads), head)
+    for shape in decays:
+        one = sizes.number(shape[-1]) == heads  # else a decay of each feature
+        sizes.unify(_feature(reader, shape, heads), 1 if one else head)
+    state = (query[0], heads, head, out)
+    if input_of(node, "past") is not None:
+        for first, second in zip(reader.of(node, "past"), state, strict=True):
+            sizes.unify(first, second)
+    return [value, state]
+
+
 def _feature(reader: Reader, shape: Shape, heads: int) -> Dim:
     """The features of one head, where the last axis holds those of all heads."""
     count = reader.sizes.number(shape[-1])

@@ -1,6 +1,7 @@
 """Why a loop over time stays one: the term of its step that no operator has.
 
-A step is looked at as `attn.linear_attention` would have it, S' = A S + k ⊗ v and z = scale · qᵀ S:
+A step is looked at as `attn.linear_attention` or `attn.generalized_delta_rule` would have it, S' =
+A S + k ⊗ v and z = scale · qᵀ S:
 what isn't affine is found in the graph; A and what is added, on drawn numbers. Only the sentence
 depends on them, and no rewrite does.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attngraph.analysis.recurrence.corrections import other_factor
 from attngraph.analysis.recurrence.outer_terms import Runs
 from attngraph.analysis.recurrence.steps import known_data
 from attngraph.analysis.recurrence.uniform import is_affine
@@ -36,8 +38,7 @@ _CHANNELS = "its state is one number for each channel, which no product of a key
 _OWN_DECAYS = "each number of its state decays by its own factor, not each head or key feature"
 _OF_VALUES = "its decay is that of each value feature, not of each head or key feature"
 _MIXED = "the numbers of its state are mixed by a matrix"
-_EARLY = "its delta rule corrects the state as it was before it decayed"
-_OTHER_KEY = "what it takes off its state is read by another key, or rate, than it is written by"
+_KEYS = "its state is corrected by what more than one key reads"
 _ADDED = "what is added to its state isn't the product of one key and one value"
 _READ = "its state is read otherwise than by one query"
 _SIGNED = "its decay isn't known to be at least 0, and the operator takes the logarithm of it"
@@ -197,13 +198,12 @@ class _State:
             if (of_columns if keys_first else of_rows) and not (of_rows and of_columns):
                 return _OF_VALUES, behind[0]
         else:
-            why = self._of_matrix(states, moved, added, keys_first)
-            if why in (_OTHER_KEY, _EARLY) and _has_several(added):  # two delta rules, or more
-                return _ADDED, self.node
-            apart = self._apart() if why is _EARLY else None
-            if why is not None:
-                return apart or (why, behind[0])
-        if _has_several(added):
+            own = _decay_of_matrix(states, moved, keys_first)
+            if isinstance(own, str) and not (own is _KEYS and _has_several(added)):
+                return own, behind[0]
+            if not isinstance(own, str):
+                decay = (own[..., None] if keys_first else own[..., None, :]).expand_as(decay)
+        if _has_several(added):  # two delta rules, or more
             return _ADDED, self.node
         reads = self._reads()
         if len(reads) != 1:
@@ -242,33 +242,6 @@ class _State:
                     return f"{_name_of(node)} of a step isn't known for all steps at once", node
         return None
 
-    def _of_matrix(
-        self, states: torch.Tensor, moved: list[torch.Tensor], added: torch.Tensor, first: bool
-    ) -> str | None:
-        """Of a step that sums over the axis of keys, the first of each state (X, Y) if `first`."""
-        turned = [(each if first else each.mT) for each in (states, torch.stack(moved), added)]
-        s, m = (torch.cat(list(each), -1) for each in turned[:2])
-        slope = torch.linalg.lstsq(s.mT, m.mT).solution.mT
-        if not is_near(slope @ s, m):
-            return _MIXED
-        if slope.shape[0] > 1 and is_near(slope[:1].expand_as(slope), slope):
-            return _MIXED
-        direction = torch.linalg.svd(turned[2]).U[..., :1]  # the key, where that is what is written
-        rest = slope - slope.diagonal(dim1=-2, dim2=-1).diag_embed()
-        onto = direction @ direction.mT
-        onto = onto - onto.diagonal(dim1=-2, dim2=-1).diag_embed()
-        # (1 − β k kᵀ) diag(a) has the decays as factors of its columns; a − β k kᵀ, which corrects
-        # the state before it decays, has none; another key has factors of its own.
-        factors = (rest * onto).sum(-2, keepdim=True) / onto.square().sum(-2, keepdim=True)
-        if not is_near(factors * onto, rest):
-            return _OTHER_KEY
-        decay = (slope - factors * (direction @ direction.mT)).diagonal(dim1=-2, dim2=-1)
-        rates = factors.squeeze(-2)
-        if is_near(rates[..., :1].expand_as(rates), rates):
-            return None if is_near(torch.ones_like(decay), decay) else _EARLY
-        is_own = is_near(rates[..., :1] * decay, rates * decay[..., :1])
-        return None if is_own else _OTHER_KEY
-
     def _reads_first_axis(self) -> bool:
         """Whether what reads the state leaves the last of its axes: (B, H, X, Y) to (B, H, Y)."""
         last = self.state.shape[-1]
@@ -293,6 +266,31 @@ class _State:
 
     def _data(self, value: Value) -> torch.Tensor | None:
         return known_data(self.operands.get(value) or value)
+
+
+def _decay_of_matrix(
+    states: torch.Tensor, moved: list[torch.Tensor], first: bool
+) -> torch.Tensor | str:
+    """What numbers (B·H, X) decay by, beside a correction by one key, or why there are none: of a
+    step that sums over the axis of keys, the first of each state (X, Y) if `first`.
+    """
+    s, m = (
+        torch.cat([each if first else each.mT for each in given], -1)
+        for given in (list(states), moved)
+    )
+    slope = torch.linalg.lstsq(s.mT, m.mT).solution.mT
+    if not is_near(slope @ s, m):
+        return _MIXED
+    if slope.shape[0] > 1 and is_near(slope[:1].expand_as(slope), slope):
+        return _MIXED
+    own: torch.Tensor = slope.diagonal(dim1=-2, dim2=-1)
+    if slope.shape[-1] < 3:  # what stands beside the diagonal is of any key
+        return own
+    beside = slope - torch.diag_embed(own)
+    a = beside[..., 0, :].clone()
+    a[..., 0] = beside[..., 1, 0] * beside[..., 0, 2] / beside[..., 1, 2]
+    b = other_factor(beside, a)
+    return _KEYS if b is None else own - a * b
 
 
 def _name_of(node: Node) -> str:

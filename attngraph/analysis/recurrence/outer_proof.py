@@ -105,6 +105,8 @@ class _Region:
             elif all(value is None or value in numbers.parts for value in node.inputs):
                 numbers.numbers(node)
         units = step.units(runs.state)
+        if units is None:
+            return None
         units.update({base: units[value] for base, value in cut.items() if value in units})
         units.update(dict.fromkeys(given, units[runs.state]))
         if unlike(runs.results, units) is not None:
@@ -149,7 +151,8 @@ class _Region:
     def constant_decay(self) -> torch.Tensor | None:
         """What a state of ones becomes under a key of zeros: (H, 1), or (H, dk)."""
         given, state = self.drawn(0)
-        given[self.step.key] = torch.zeros_like(given[self.step.key])
+        for nothing in (self.step.key, *self.step.reads):
+            given[nothing] = torch.zeros_like(given[nothing])
         made = self.made(given, torch.ones_like(state))
         if made is None:
             return None
@@ -193,20 +196,44 @@ class _Region:
             sparse = given | {name: x * half(x) for name, x in terms.items()}
             yield sparse, state * half(state)
             k = sparse[key]
-            nothing = {each: torch.zeros_like(given[each]) for each in (key, value)}
+            nothing = {each: torch.zeros_like(x) for each, x in given.items()}
             yield given | {key: k, value: nothing[value]}, state * (k == 0).to(k.dtype)[..., None]
+            yield from self._corrected(given, state, sparse, nothing)
             if query is not None and query is not key:
                 q = sparse[query]
                 outside_q = (q == 0).to(q.dtype)
-                yield given | {query: q, key: nothing[key]}, state * outside_q[..., None]
-                yield given | {query: q, key: given[key] * outside_q}, state * 0
+                unread = given | {part: nothing[part] for part in step.reads[:1]}
+                yield unread | {query: q, key: nothing[key]}, state * outside_q[..., None]
+                yield unread | {query: q, key: given[key] * outside_q}, state * 0
+
+    def _corrected(
+        self, given: Numbers, state: torch.Tensor, sparse: Numbers, nothing: Numbers
+    ) -> Iterator[tuple[Numbers, torch.Tensor]]:
+        """What makes the next state 0 at some features of a key, beside a correction of it."""
+        step = self.step
+        for part in dict.fromkeys(step.reads):  # nothing is read, by this key
+            outside = (sparse[part] == 0).to(state.dtype).expand(*state.shape[:3])[..., None]
+            left = {step.value: nothing[step.value], part: sparse[part]}
+            yield given | left, state * outside
+        rows = (state[:, :, :, 0] > 0).to(state.dtype)  # any half of them
+        kept = given | {step.key: given[step.key] * rows}
+        for part in dict.fromkeys(step.writes):
+            if given[part].shape[-1] != step.keys:
+                continue
+            own = kept | {part: given[part] * rows}
+            yield own, state * rows[..., None]
+            if step.decay is not None:
+                decay = given[step.decay]
+                stays = rows if decay.shape[-1] == step.keys else rows[..., :1]
+                least = torch.tensor(-torch.inf if step.is_log else 0.0, dtype=decay.dtype)
+                yield own | {step.decay: torch.where(stays > 0, decay, least)}, state
 
     def depends_alike(self) -> bool:
         """Whether each element is read from no other row, head or feature than the formula's."""
         step = self.step
         given, state = self.drawn(0)
         axes = [(0, self.rows), (1, step.heads), (3, step.features)]
-        axes += [(2, step.keys)] if step.beta is None else []
+        axes += [(2, step.keys)] if step.rule == "none" else []
         return all(
             self._is_apart(axis, at, given, state) for axis, size in axes for at in places(size)
         )

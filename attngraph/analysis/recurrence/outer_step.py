@@ -2,8 +2,9 @@
 
 The values that the state doesn't reach are found among the step's own by what they must satisfy,
 on drawn numbers in float64: S' is affine in S, its offset is k ⊗ v in each head, and its slope,
-which acts on the key's features only, is diag(a) or (1 − β k kᵀ) diag(a). Behind the step, only
-z = scale · qᵀ S' is read, or scale · qᵀ S + gain · (Σ q ∘ w ∘ k) v, as RWKV-6 does.
+which acts on the key's features only, is diag(a), (1 − β k kᵀ) diag(a), or diag(a) + b cᵀ
+(corrections.py). Behind the step, only z = scale · qᵀ S' is read, or scale · qᵀ S + gain ·
+(Σ q ∘ w ∘ k) v, as RWKV-6 does.
 
 What was found is then confirmed with the state and the operands as drawn numbers of their own
 (outer_proof.py); and a loop whose step is the recurrence's is the recurrence, whatever its length:
@@ -18,40 +19,29 @@ from typing import Any
 
 import torch
 
+from attngraph.analysis.recurrence.corrections import Corrections, Vector, first_of_each
 from attngraph.analysis.recurrence.outer_proof import proven
-from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs
+from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs, StateStep
 from attngraph.analysis.values.running import is_near
 from attngraph.ir import Dim, Graph, Value
 from attngraph.ir.dims import product, same
 from attngraph.ir.slices import backward_slice, forward_slice
 
 
-def read_outer_step(
-    body: Graph,
-    state: Value,
-    after: Value,
-    rest: Sequence[Value],
-    known: Sequence[Value],
-    narrow: Mapping[Value, Value],
-    data: Callable[[Value], torch.Tensor | None],
-    least: Callable[[Value], float],
-    shown: Value | None = None,
-) -> OuterStep | None:
-    """How the step gets `after` from `state` (B, H, X, Y), or (B, X, Y) of one head.
+def read_outer_step(given: StateStep) -> OuterStep | None:
+    """How the step gets the next state from the one before it.
 
-    `rest` are the step's other results; they must see the state through z alone. `known` are the
-    values that no state reaches, in the step's order; of these `narrow` are others without an axis
-    along which they are equal. `data` gives a constant's numbers, `least` what no number of a value
-    is below. `shown` is a predicate that holds where `after` isn't `state`: what is read is what
-    the step does there, and nothing between `after` and z may read it.
+    What else it gives must see the state through z alone. With `shown`, what is read is what the
+    step does where that holds, and nothing between the next state and z may read it.
     """
-    for sizes in Sizes.of(state):
-        seen = seen_through(body, state, after, rest, sizes.seen)
+    for sizes in Sizes.of(given.state):
+        seen = seen_through(given.body, given.state, given.after, given.rest, sizes.seen)
         if seen is None:
             continue
-        runs = Runs(body, state, [after, seen], known, data)
-        for found in Reader(runs, sizes, least).read():
-            step = proven(found, runs, narrow, shown)
+        results = [given.after, seen]
+        runs = Runs(given.body, given.state, results, given.known, given.data)
+        for found in Reader(runs, sizes, given.least).read():
+            step = proven(found, runs, given.narrow, given.shown)
             if step is not None:
                 return step
     return None
@@ -142,6 +132,7 @@ class Reader:
         rates = self._candidates(known, 1)
         first = found[0]
         assert first is not None
+        written_alike: list[OuterStep] = []
         for key, k in vectors:
             along = (k[..., None] * offset).sum(-2) / k.square().sum(-1, keepdim=True)
             if not is_near(k[..., None] * along[..., None, :], offset):
@@ -155,6 +146,8 @@ class Reader:
                     for step in reads:
                         whole = replace(step, value=value)
                         yield from self._sloped(whole, rate, (k, r), slope, vectors, rates)
+                        written_alike.append(replace(whole, rate=rate))
+        yield from self._corrected(written_alike, slope, vectors, values, rates)
 
     def _step(self, query: Value | None, key: Value, scale: float, **more: Any) -> OuterStep:
         seen = None if query is None else self.runs.results[1]
@@ -226,6 +219,37 @@ class Reader:
                 yield from self._decayed(found, own[..., :1], rates)
             else:
                 yield from self._decayed(found, own, vectors)
+
+    def _corrected(
+        self,
+        steps: Sequence[OuterStep],
+        slope: torch.Tensor,
+        vectors: Sequence[Vector],
+        values: Sequence[Vector],
+        rates: Sequence[Vector],
+    ) -> Iterator[OuterStep]:
+        """The recurrences of these updates with the slope diag(a) + b cᵀ."""
+        if not steps:
+            return
+        firsts = [first_of_each(each) for each in (vectors, values, rates)]
+        same = {value: first for each in firsts for value, first in each.items()}
+        parts = "query", "key", "value", "rate"
+        alike = [
+            replace(step, **{name: same.get(x := getattr(step, name), x) for name in parts})
+            for step in steps
+        ]
+        own, other = (
+            [pair for pair in each if same[pair[0]] is pair[0]] for each in (vectors, rates)
+        )
+        for found in Corrections(own, other).of(slope):
+            for step in dict.fromkeys(alike):
+                whole = replace(step, reads=found.reads, writes=found.writes, turn=found.turn)
+                if is_near(found.decay, torch.ones_like(found.decay)):
+                    yield whole
+                elif is_near(found.decay[..., :1].expand_as(found.decay), found.decay):
+                    yield from self._decayed(whole, found.decay[..., :1], rates)
+                else:
+                    yield from self._decayed(whole, found.decay, vectors)
 
     def _decayed(
         self, step: OuterStep, a: torch.Tensor, given: Sequence[tuple[Value, torch.Tensor]]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from attngraph.analysis.recurrence.units import Unit, units_of
+from attngraph.analysis.recurrence.units import Unit, units_of, units_of_general
 from attngraph.analysis.values.running import run_nodes
 from attngraph.analysis.values.widening import widened
 from attngraph.ir import Graph, Node, Value
@@ -19,6 +20,27 @@ _ROWS = 2  # the least size of a dim that is drawn
 
 
 @dataclass(frozen=True)
+class StateStep:
+    """What a step of a loop does with one of its states, (B, H, X, Y), or (B, X, Y) of one head.
+
+    `after` is the next state, `rest` are the step's other results. `known` are the values that no
+    state reaches, in the step's order; of these `narrow` are others without an axis along which
+    they are equal. `data` gives a constant's numbers, `least` what no number of a value is below.
+    `shown` is a predicate that holds where `after` isn't `state`.
+    """
+
+    body: Graph
+    state: Value
+    after: Value
+    rest: Sequence[Value]
+    known: Sequence[Value]
+    narrow: Mapping[Value, Value]
+    data: Callable[[Value], torch.Tensor | None]
+    least: Callable[[Value], float]
+    shown: Value | None = None
+
+
+@dataclass(frozen=True)
 class OuterStep:
     """Operands as values of the step, their elements in the order (B, H, features).
 
@@ -26,7 +48,8 @@ class OuterStep:
     reads the state. The state is (B, H, dv, dk) if `turned`. A decay that isn't `is_log` is a
     number of at least 0; `constant` is one that is known, (H, 1) or (H, dk). Where z
     `reads_before`, it is of S and not of S', beside `gain` · (Σ q ∘ w ∘ k) v, w being `bonus`,
-    (H, dk) or (H, 1), or ones.
+    (H, dk) or (H, 1), or ones. With `reads`, S' has `turn` · b ⊗ (aᵀ S) as well, a being the
+    product of these and b that of `writes`, each (B, H, dk) or (B, H, 1).
     """
 
     query: Value | None
@@ -47,15 +70,31 @@ class OuterStep:
     reads_before: bool = False
     gain: float = 0.0
     bonus: Value | None = None
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] = ()
+    turn: float = 1.0
+
+    @property
+    def rule(self) -> str:
+        """What it does beside the product of a key and a value: "none", "delta" or "general"."""
+        return "general" if self.reads else "none" if self.beta is None else "delta"
 
     @property
     def operands(self) -> list[Value]:
         parts = (self.query, self.key, self.value, self.rate, self.beta, self.decay, self.bonus)
-        return list(dict.fromkeys(part for part in parts if part is not None))
+        return list(dict.fromkeys(part for part in parts + self.factors if part is not None))
 
-    def units(self, state: Value) -> dict[Value, Unit]:
-        others = {"rate": self.rate, "beta": self.beta, "decay": self.decay}
-        return units_of(self.query, self.key, self.value, **others, state=state)
+    @property
+    def factors(self) -> tuple[Value, ...]:
+        return self.reads + self.writes
+
+    def units(self, state: Value) -> dict[Value, Unit] | None:
+        """Those of the operands and the state; None where an operand can have none of its own."""
+        parts = self.query, self.key, self.value
+        rate, decay = self.rate, self.decay
+        if self.reads:
+            return units_of_general(*parts, self.factors, rate=rate, decay=decay, state=state)
+        return units_of(*parts, rate=rate, beta=self.beta, decay=decay, state=state)
 
     def run(self, given: Mapping[Value, torch.Tensor], state: torch.Tensor) -> list[torch.Tensor]:
         """S' and, with a query, z (B, H, dv), of a state (B, H, dk, dv) and operands
@@ -74,6 +113,13 @@ class OuterStep:
         if beta is not None:
             v = beta * (v - (k[..., None] * state).sum(-2))
         state = state + k[..., None] * v[..., None, :]
+        if self.reads:
+            a, b = (
+                math.prod((given[part] for part in parts), start=torch.ones_like(k))
+                for parts in (self.reads, self.writes)
+            )
+            read = (a[..., None] * before).sum(-2)
+            state = state + self.turn * b[..., None] * read[..., None, :]
         if self.query is None:
             return [state]
         q = given[self.query]

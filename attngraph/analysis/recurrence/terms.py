@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from attngraph.analysis.recurrence.chunks import CHUNK, is_in_chunks
 from attngraph.analysis.recurrence.mixing import Trace
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.states import linear_attention
@@ -164,22 +165,30 @@ class Unread:
 
 
 def fused(made: Node, loc: Loc, updates: int = 1) -> Remark:
-    """What a remark says of an `attn.linear_attention`, of so many updates of each token."""
-    rule = "Linear attention" if input_of(made, "beta") is None else "A delta rule"
+    """What a remark says of an `attn.linear_attention`, or an `attn.generalized_delta_rule`, of so
+    many updates of each token."""
+    is_general = made.op == "attn.generalized_delta_rule"
+    rule = "A generalized delta rule"
+    if not is_general:
+        rule = "Linear attention" if input_of(made, "beta") is None else "A delta rule"
     decaying = "" if input_of(made, "decay") is None else " with a decay"
     past = input_of(made, "past")
     state = "" if past is None or Intervals().of(past) == (0, 0) else ", from a given state on,"
     end = "" if state else ","
     several = "" if updates == 1 else f", of {updates} updates of each token{end}"
     what = "is one operator"
-    if is_by_channel(made):
+    if is_general:
+        what = f"is products of matrices, in a Scan over chunks of {CHUNK} tokens"
+        if not is_in_chunks(made):
+            what = "is products of matrices, in a Scan over tokens: chunks ask for bounded decays"
+    elif is_by_channel(made):
         what = "has a state for each channel, and is a Scan over tokens, the faster form of these"
     return Remark(
         "fused",
         "recurrence",
         f"{rule}{decaying}{several}{state} {what}.",
         loc,
-        op="attn.linear_attention",
+        op=made.op,
         node=made.outputs[0].name,
     )
 

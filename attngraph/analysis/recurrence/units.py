@@ -9,7 +9,7 @@ look like another one at the magnitudes that are drawn, and at 10⁶ be somethin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from attngraph.ir import Graph, Node, Value
@@ -39,8 +39,9 @@ from attngraph.ir.traits import (
 )
 
 Unit: TypeAlias = tuple[float, ...] | None
-"""Powers of the units of q, k, v and a rate. None is that of zeros, which have every unit."""
-_NUMBER = (0.0,) * 4
+"""Powers of the units of q, k, v, a rate and two others. None is that of zeros, which have each."""
+_OTHERS = 2
+_NUMBER = (0.0,) * (4 + _OTHERS)
 _LOOP = "attn.scan"
 _SAME = LAYOUT | CAST | NEGATION | SCALE | SUM | TRIANGLE
 _ALIKE = ADDITIVE | SHIFT | REVERSED | JOIN | CHOICE | PAD | SCATTER
@@ -76,6 +77,38 @@ def units_of(
     if state is not None:
         units[state] = _product(written, _raised(units[key], 1 if beta is None else -1))
     return units
+
+
+def units_of_general(
+    query: Value | None,
+    key: Value,
+    value: Value,
+    factors: Sequence[Value],
+    *,
+    rate: Value | None,
+    decay: Value | None,
+    state: Value,
+) -> dict[Value, Unit] | None:
+    """The units where S is multiplied by a number that is the product of these factors too.
+
+    The last factor that isn't there twice, and is none of q, k, v and the decay, has the inverse of
+    what the others have, which have each their own. None where there is no such factor, or there
+    are more than there are units.
+    """
+    known = units_of(query, key, value, rate=None if rate in factors else rate, decay=decay)
+    free = [each for each in dict.fromkeys(factors) if each not in known]
+    once = [each for each in free if list(factors).count(each) == 1]
+    if not once or len(free) > 1 + _OTHERS:
+        return None
+    for place, each in enumerate((each for each in free if each is not once[-1]), 4):
+        known[each] = tuple(float(at == place) for at in range(len(_NUMBER)))
+    whole: Unit = _NUMBER
+    for each in factors:
+        whole = whole if each is once[-1] else _product(whole, known[each])
+    known[once[-1]] = _raised(whole, -1)
+    written = known[value] if rate is None else _product(known[value], known[rate])
+    known[state] = _product(written, known[key])
+    return known
 
 
 def unlike(outputs: Iterable[Value], units: Mapping[Value, Unit]) -> Node | None:

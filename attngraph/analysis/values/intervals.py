@@ -33,6 +33,7 @@ _LONGEST = 2.0**40  # of what an arange counts
 _LARGEST_TABLE = 1 << 26
 _STRIP = 16 << 20  # bytes of a weight that are in memory at once while it is read
 _DEPTH = 64
+_GREATEST_EXPONENT = 709.0
 
 
 class Intervals:
@@ -141,8 +142,12 @@ class Intervals:
                 return _cut(sides[0], 0.0, 6.0)
             case "reciprocal" if sides[0][0] >= 0:
                 return 0.0, math.inf
-            case "linalg_vector_norm" | "abs" | "exp" | "exp2" | "sqrt" | "square":
+            case "linalg_vector_norm" | "abs" | "exp2" | "sqrt" | "square":
                 return 0.0, math.inf
+            case "exp":
+                return _exp(sides[0][0]), _exp(sides[0][1])
+            case "log_sigmoid":
+                return -math.inf, 0.0
             case "softplus" if (number(attribute(node, "beta")) or 0.0) > 0:
                 return 0.0, math.inf
             case "pow.Tensor_Scalar" | "pow.Tensor_Tensor" | "cumprod" if sides[0][0] >= 0:
@@ -168,7 +173,8 @@ class Intervals:
             case "minimum":
                 return min(sides[0][0], sides[1][0]), min(sides[0][1], sides[1][1])
             case "log":
-                return -math.inf, math.log(sides[0][1]) if 0 < sides[0][1] < math.inf else math.inf
+                low, high = (math.log(end) if end > 0 else -math.inf for end in sides[0])
+                return low, high
             case "arange" | "arange.start" | "arange.start_step":
                 start, step = (number(node.attrs.get(name, 1)) for name in ("start", "step"))
                 if start is None or step is None:
@@ -277,6 +283,10 @@ def _times(a: Interval, b: Interval) -> Interval:
         return 0.0, math.inf
     products = [x * y for x in a for y in b]
     return EVERYTHING if any(map(math.isnan, products)) else (min(products), max(products))
+
+
+def _exp(end: float) -> float:
+    return math.exp(end) if end < _GREATEST_EXPONENT else math.inf
 
 
 def _joined(parts: Sequence[Interval]) -> Interval:

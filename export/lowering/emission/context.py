@@ -305,11 +305,27 @@ class LoweringContext:
 
         Values of a branch are invisible outside, so shared ones must be made before.
         """
-        branches = [self._subgraph(then, "then"), self._subgraph(other, "else")]
-        dtype = branches[0].outputs[0].dtype
-        return self.op(
-            "If", condition, dtype=dtype, then_branch=branches[0], else_branch=branches[1]
+        return self.branches(condition, lambda: [then()], lambda: [other()])[0]
+
+    def branches(
+        self,
+        condition: ir.Value,
+        then: Callable[[], Sequence[ir.Value]],
+        other: Callable[[], Sequence[ir.Value]],
+    ) -> tuple[ir.Value, ...]:
+        """An `If` of as many outputs as each function returns, as `branch` has it of one."""
+        bodies = [self._subgraph(then, "then"), self._subgraph(other, "else")]
+        made = self.ops(
+            "If",
+            condition,
+            outputs=len(bodies[0].outputs),
+            then_branch=bodies[0],
+            else_branch=bodies[1],
         )
+        for value, result in zip(made, bodies[0].outputs, strict=True):
+            if result.dtype is not None:
+                value.dtype = result.dtype
+        return made
 
     def loop_body(self, body: Graph, captured: Mapping[Value, Value]) -> ir.Graph:
         """The body of a loop, whose `captured` inputs are values of this graph."""
@@ -346,16 +362,16 @@ class LoweringContext:
         self.initializers[name] = value
         return value
 
-    def _subgraph(self, emit: Callable[[], ir.Value], name: str) -> ir.Graph:
+    def _subgraph(self, emit: Callable[[], Sequence[ir.Value]], name: str) -> ir.Graph:
         outer, known = self.nodes, dict(self.cache)
         self.nodes = []
-        result = emit()
+        results = emit()
         nodes, self.nodes = self.nodes, outer
         for key, value in self.cache.items():
             if isinstance(value, ir.Value) and value.producer() is None:
                 known.setdefault(key, value)  # an initializer, which belongs to the whole graph
         self.cache = known
-        return ir.Graph([], [result], nodes=nodes, name=self.unique(f"{self._stem()}/{name}"))
+        return ir.Graph([], results, nodes=nodes, name=self.unique(f"{self._stem()}/{name}"))
 
     def _only_transposed(self, data: torch.Tensor) -> bool:
         """Whether every reader of that memory is a linear that wants it transposed."""

@@ -74,6 +74,12 @@ SAMPLES: list[tuple[Any, ...]] = [
         True,
     ),
     (
+        "attn.generalized_delta_rule",
+        {"heads": 2, "scale": 1.0},
+        [(2, 5, 80), (2, 5, 80), (2, 5, 40), (2, 5, 80), (2, 5, 80)],
+        True,
+    ),
+    (
         "attn.masked_softmax",
         {"queries": _S, "causal": True},
         [(2, 4, 5, _T), (1, 4, _S, _T), (2, 1, 1, _T)],

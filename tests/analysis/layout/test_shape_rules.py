@@ -60,6 +60,11 @@ CASES: dict[str, tuple[str, str, bool]] = {
         "%y, %s = attn.linear_attention(%q, %k, %v, %p, %d) {heads = 4, kv_heads = 2, scale = 1.0}",
         "q : f32[3, 30, 80]; k : f32[3, 30, 40]; v : f32[3, 30, 40]; p : f32[3, 2, 20, 20]; "
         "d : f32[3, 30, 2]", True),
+    "a recurrence with two keys": (
+        "%o, %s = attn.generalized_delta_rule(%x, %x, %v, %a, %a, %p, %d) "
+        "{heads = 2, scale = 0.5}\n%y = aten.reshape(%o) {shape = [3, 30, 2, 20]}",
+        "x : f32[3, 30, 64]; v : f32[3, 30, 40]; a : f32[3, 30, 64]; p : f32[3, 2, 32, 20]; "
+        "d : f32[3, 30, 64]", True),
     "halves added": (
         "%a, %b = aten.chunk(%x) {chunks = 2, dim = 1}\n%y = aten.add.Tensor(%a, %b)",
         "x : f32[2, 64]", True),

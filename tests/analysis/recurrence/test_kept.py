@@ -78,10 +78,21 @@ WHY: dict[str, tuple[str, str, str, str]] = {
         "of each value feature", "aten.mul.Tensor"),
     "a matrix": (
         _KEPT, "%kept = aten.matmul(%mix, %s)", "mixed by a matrix", "aten.matmul"),
-    "a delta rule before the decay": (_NEW, _delta("%s", "%k1"), "before it decayed",
-                                      "aten.mul.Tensor"),
-    "a delta rule by another key": (_NEW, _delta("%kept", "%k21"), "read by another key",
-                                    "aten.mul.Tensor"),
+    "a correction by two keys": (
+        _NEW, "%ks = aten.mul.Tensor(%k1, %s)\n%k2s = aten.mul.Tensor(%k21, %s)\n"
+        "%r = aten.sum.dim_IntList(%ks) {dim = [2], keepdim = true}\n"
+        "%r2 = aten.sum.dim_IntList(%k2s) {dim = [2], keepdim = true}\n"
+        "%b = aten.mul.Tensor(%k21, %r)\n%b2 = aten.mul.Tensor(%q1, %r2)\n"
+        "%both = aten.add.Tensor(%b, %b2)\n%more = aten.add.Tensor(%kept, %both)\n"
+        "%new = aten.add.Tensor(%more, %kv)",
+        "what more than one key reads", "aten.mul.Tensor"),
+    "a correction by a key that a step hasn't got": (
+        _NEW, "%ks = aten.mul.Tensor(%k1, %s)\n"
+        "%r = aten.sum.dim_IntList(%ks) {dim = [2], keepdim = true}\n"
+        "%b = aten.mul.Tensor(%k21, %r)\n%b2 = aten.mul.Tensor(%q1, %r)\n"
+        "%both = aten.add.Tensor(%b, %b2)\n%more = aten.add.Tensor(%kept, %both)\n"
+        "%new = aten.add.Tensor(%more, %kv)",
+        "weren't all found", "aten.add.Tensor"),
     "two products": (
         _NEW, "%gv1 = aten.unsqueeze(%gv) {dim = 2}\n%kv2 = aten.mul.Tensor(%k21, %gv1)\n"
         "%both = aten.add.Tensor(%kv, %kv2)\n%new = aten.add.Tensor(%kept, %both)",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attngraph.analysis.recurrence.outer_chain import read_outer_steps
-from attngraph.analysis.recurrence.outer_terms import OuterStep
+from attngraph.analysis.recurrence.outer_terms import OuterStep, StateStep
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.ir import Graph, Value, interpret, parse
 from attngraph.ir.slices import forward_slice
@@ -144,7 +144,9 @@ def _read(body: Graph, shown: Value | None = None) -> list[OuterStep]:
     known = [value for value in body.inputs if value is not state]
     known += [value for node in body for value in node.outputs if value not in reached]
     given = known, {}, lambda value: value.data, lambda value: Intervals().of(value)[0]
-    return read_outer_steps(body, state, body.outputs[0], body.outputs[1:], *given, shown)
+    return read_outer_steps(
+        StateStep(body, state, body.outputs[0], body.outputs[1:], *given, shown)
+    )
 
 
 def _assert_same(body: Graph, found: list[OuterStep], rows: int, *, there: bool = True) -> None:

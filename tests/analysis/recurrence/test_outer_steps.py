@@ -7,7 +7,7 @@ import torch
 
 from attngraph.analysis.recurrence.outer_proof import proven
 from attngraph.analysis.recurrence.outer_step import read_outer_step
-from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs
+from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs, StateStep
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.ir import Graph, Value, interpret, parse
 from attngraph.ir.slices import forward_slice
@@ -75,8 +75,14 @@ _BONUS: Changes = {
     "%read =": "%u1 = aten.unsqueeze(%u) {dim = 2}\n%own = aten.mul.Tensor(%u1, %kv)\n"
     "%more = aten.add.Tensor(%s, %own)\n%read =",
 }
+_GENERAL: Changes = _DELTA | {
+    "%ks = aten.mul.Tensor(%kept, %k1)": "%k21 = aten.unsqueeze(%k2) {dim = 3}\n"
+    "%ks = aten.mul.Tensor(%kept, %k21)"
+}
 READ: dict[str, Changes] = {
     "sums": {},
+    "a delta rule by another key": _GENERAL,
+    "another key, under a decay": _gate("gk", _LOG, 3) | _GENERAL,
     "a decay of each head": _gate("g", _LOG, 3),
     "a decay of each key feature": _gate("gk", _LOG, 3),
     "a decay that is a number": _gate("g", "aten.sigmoid({0})", 3),
@@ -107,10 +113,16 @@ OTHERS: dict[str, Changes] = {
         "%kv2 = aten.mul.Tensor(%k21, %v1)\n%both = aten.add.Tensor(%kv, %kv2)\n"
         "%new = aten.add.Tensor(%kept, %both)"
     },
-    "a delta rule by another key": _DELTA
+    "a delta rule by another key, and all features, faintly": _GENERAL
     | {
-        "%ks = aten.mul.Tensor(%kept, %k1)": "%k21 = aten.unsqueeze(%k2) {dim = 3}\n"
-        "%ks = aten.mul.Tensor(%kept, %k21)"
+        "%new = aten.add.Tensor(%kept, %kv)\n": "%sum = aten.add.Tensor(%kept, %kv)\n"
+        f"%f = aten.flip(%s) {{dims = [2]}}\n{_faint('f')}\n"
+        "%new = aten.add.Tensor(%sum, %f5)\n"
+    },
+    "another key, and a cut that no drawn number meets": _GENERAL
+    | {
+        "%off = aten.sub.Tensor(%v, %had)": "%low = aten.clamp(%had) {min = -1e6, max = 1e6}\n"
+        "%off = aten.sub.Tensor(%v, %low)"
     },
     "a number that is added": _beside("%new = aten.add.Scalar(%sum) {other = 1e-12}"),
     "all rows, faintly": _beside(
@@ -172,9 +184,8 @@ def _read(body: Graph) -> OuterStep | None:
     def least(value: Value) -> float:
         return Intervals().of(value)[0]
 
-    return read_outer_step(
-        body, state, body.outputs[0], body.outputs[1:], known, {}, lambda value: value.data, least
-    )
+    given = known, {}, lambda value: value.data, least
+    return read_outer_step(StateStep(body, state, body.outputs[0], body.outputs[1:], *given))
 
 
 def _given(

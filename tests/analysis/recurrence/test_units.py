@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attngraph.analysis.recurrence.units import units_of, unlike
-from attngraph.ir import parse
+from attngraph.analysis.recurrence.units import Unit, units_of, units_of_general, unlike
+from attngraph.ir import Value, parse
 
 
 def _unlike(lines: str) -> str | None:
@@ -67,6 +67,27 @@ def test_operands_have_the_units_that_a_recurrence_gives_them() -> None:
     )
     query, key, value, beta, state = graph.inputs
     units = units_of(query, key, value, beta=beta, state=state)
-    assert units[beta] == (0.0, -2.0, 0.0, 0.0)  # β k kᵀ is a number
-    assert units[state] == (0.0, -1.0, 1.0, 0.0)  # kᵀ S is a value
-    assert units_of(query, key, value, state=state)[state] == (0.0, 1.0, 1.0, 0.0)  # k ⊗ v
+    assert units[beta] == (0, -2, 0, 0, 0, 0)  # β k kᵀ is a number
+    assert units[state] == (0, -1, 1, 0, 0, 0)  # kᵀ S is a value
+    assert units_of(query, key, value, state=state)[state] == (0, 1, 1, 0, 0, 0)  # k ⊗ v
+
+
+def test_factors_of_a_slope_make_a_number() -> None:
+    graph = parse(
+        "graph @main {\ninput %k : f32[2, 8]\ninput %v : f32[2, 8]\ninput %a : f32[2, 8]\n"
+        "input %b : f32[2, 8]\ninput %r : f32[2, 1]\ninput %s : f32[8, 8]\nreturn %k\n}"
+    )
+    key, value, a, b, rate, state = graph.inputs
+
+    def units(*factors: Value, rate: Value | None = None) -> dict[Value, Unit] | None:
+        return units_of_general(None, key, value, factors, rate=rate, decay=None, state=state)
+
+    found = units(a, b)
+    assert found is not None
+    assert (found[a], found[b]) == ((0, 0, 0, 0, 1, 0), (0, 0, 0, 0, -1, 0))
+    assert found[state] == (0, 1, 1, 0, 0, 0)
+    found = units(key, key, rate, rate=rate)  # the value's rate is the correction's
+    assert found is not None
+    assert (found[rate], found[state]) == ((0, -2, 0, 0, 0, 0), (0, -1, 1, 0, 0, 0))
+    assert units(key, key) is None  # a key that has to be a number
+    assert units(a, a) is None

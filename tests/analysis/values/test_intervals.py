@@ -23,6 +23,7 @@ HEAD = """graph @main {
   %s = aten.sigmoid(%z)
   %n = aten.layer_norm(%x, %g) {normalized_shape = [8]}
   %e = aten.exp(%x)
+  %of_t = aten.exp(%t)
   %low = aten.full() {size = [], fill_value = -1e4, dtype = f32}
 """
 BOUNDED: dict[str, Interval] = {
@@ -45,7 +46,10 @@ BOUNDED: dict[str, Interval] = {
     "aten.constant_pad_nd(%s) {pad = [1, 2]}": (0, 1),
     "aten.constant_pad_nd(%s) {pad = [1, 2], value = -2.0}": (-2, 1),
     "aten.softmax.int(%x) {dim = -1}": (0, 1),
-    "aten.exp(%t)": (0, math.inf),
+    "aten.exp(%t)": (math.exp(-1), math.e),
+    "aten.exp(%x)": (0, math.inf),
+    "aten.log(%of_t)": (-1, 1),
+    "aten.log_sigmoid(%x)": (-math.inf, 0),
     "aten.pow.Tensor_Scalar(%s) {exponent = 0.0625}": (0, math.inf),
     "aten.pow.Tensor_Tensor(%s, %x)": (0, math.inf),
     "aten.pow.Scalar(%x) {self = 0.9}": (0, math.inf),

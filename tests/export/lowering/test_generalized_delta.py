@@ -1,0 +1,57 @@
+"""A recurrence with two keys runs in chunks, or token by token, in products of matrices."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.export.lowered import check, op_types
+
+DECAYS = {
+    "none": "",
+    "heads": "%t = aten.sigmoid(%x)\n  %g = aten.mul.Scalar(%t) {other = -40.0}",
+    "features": "%t = aten.sigmoid(%w)\n  %g = aten.mul.Scalar(%t) {other = -0.6}",
+    "their logarithms": "%t = aten.sigmoid(%w)\n  %n = aten.mul.Scalar(%t) {other = -0.6}\n"
+    "  %e = aten.exp(%n)\n  %g = aten.log(%e)",
+    "steep features": "%t = aten.sigmoid(%w)\n  %g = aten.mul.Scalar(%t) {other = -3.0}",
+    "growing heads": "%g = aten.mul.Scalar(%x) {other = 0.1}",
+}
+IN_CHUNKS = ("none", "heads", "features", "their logarithms")
+_SIZES = [{"batch": 2, "seq": seq, "keys": 1} for seq in (1, 2, 8, 9, 16, 17, 40)]
+
+
+def _body(length: str, decays: str, past: bool, dtype: str = "f32") -> str:
+    operands = f"{'%s' if past else 'none'}, {'none' if decays == 'none' else '%g'}"
+    rows = f"{dtype}[batch, {length}"
+    return f"""
+  input %q : {rows}, 8]
+  input %k : {rows}, 8]
+  input %v : {rows}, 12]
+  input %c : {rows}, 8]
+  input %d : {rows}, 8]
+  input %s : {dtype}[batch, 2, 4, 6]
+  input %x : {rows}, 2]
+  input %w : {rows}, 8]
+  %a = aten.mul.Scalar(%c) {{other = -0.3}}
+  %b = aten.mul.Scalar(%d) {{other = 0.3}}
+  {DECAYS[decays]}
+  %y, %z = attn.generalized_delta_rule(%q, %k, %v, %a, %b, {operands}) {{heads = 2, scale = -0.5}}
+  return %y, %z, %s, %x, %w"""
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("decays", DECAYS)
+@pytest.mark.parametrize("length", ["1", "5", "16", "33", "seq"])
+def test_it_is_the_recurrence(length: str, decays: str, past: bool) -> None:
+    model = check(_body(length, decays, past), sizes=_SIZES)
+    operators = op_types(model)
+    assert ("If" in operators) == (length == "seq")
+    if length != "seq":
+        assert ("Scan" in operators) == (length != "1")
+    in_chunks = length in ("16", "33") and decays in IN_CHUNKS
+    assert ("Slice" in operators) == in_chunks
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16"])
+@pytest.mark.parametrize("decays", ["heads", "features", "steep features"])
+def test_other_dtypes(dtype: str, decays: str) -> None:
+    check(_body("seq", decays, True, dtype), sizes=_SIZES)
