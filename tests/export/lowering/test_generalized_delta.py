@@ -9,13 +9,15 @@ from tests.export.lowered import check, op_types
 DECAYS = {
     "none": "",
     "heads": "%t = aten.sigmoid(%x)\n  %g = aten.mul.Scalar(%t) {other = -40.0}",
+    "heads that may be 0": "%t = aten.mul.Scalar(%x) {other = 8.0}\n"
+    "  %e = aten.hardsigmoid(%t)\n  %g = aten.log(%e)",
     "features": "%t = aten.sigmoid(%w)\n  %g = aten.mul.Scalar(%t) {other = -0.6}",
     "their logarithms": "%t = aten.sigmoid(%w)\n  %n = aten.mul.Scalar(%t) {other = -0.6}\n"
     "  %e = aten.exp(%n)\n  %g = aten.log(%e)",
     "steep features": "%t = aten.sigmoid(%w)\n  %g = aten.mul.Scalar(%t) {other = -3.0}",
     "growing heads": "%g = aten.mul.Scalar(%x) {other = 0.1}",
 }
-IN_CHUNKS = ("none", "heads", "features", "their logarithms")
+IN_CHUNKS = ("none", "heads", "heads that may be 0", "features", "their logarithms")
 _SIZES = [{"batch": 2, "seq": seq, "keys": 1} for seq in (1, 2, 8, 9, 16, 17, 40)]
 
 
