@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
 from attngraph.frontend.rewording.loop_choices import Choosing
+from attngraph.frontend.rewording.loop_in_place import apart
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import counted, loaded, read_first, stored, stored_in
 from attngraph.frontend.rewording.loop_statements import (
@@ -55,7 +56,8 @@ class Body:
     """The body of a loop over `index`, as statements of a function.
 
     `assigned` are its names, and `read_first` those that it may read before it assigns them.
-    `changed` are tensors, lists and dicts of which it writes a part that is none of this step.
+    `changed` are tensors, lists and dicts of which it writes a part that is none of this step, and
+    `in_place` the names of what it changes as a whole.
     `sequences` are what it reads of a tensor in each step, by the name of that slice. `appended`
     are lists, by the name of what is appended, and `rows` what it writes of a tensor, by the
     slice's name. `before` says what a name of our own is before the first step: the last elements
@@ -78,6 +80,7 @@ class Body:
             raise Unread
         plain = Plain(number)
         statements = [made for part in statements for made in plain.of(copy.deepcopy(part))]
+        statements, self.in_place = apart(statements, HELPERS)
         self.assigned, self.bound = stored(statements), stored_in(statements)
         if index in self.bound:
             raise Unread

@@ -19,6 +19,7 @@ from attngraph.frontend.rewording.loop_choices import (
     as_tensor,
     defined,
 )
+from attngraph.frontend.rewording.loop_in_place import Changes
 from attngraph.frontend.rewording.loop_lists import (
     Blank,
     Lists,
@@ -40,7 +41,7 @@ class _Index:
         return index
 
 
-class Helpers(Lists, Choices):
+class Helpers(Lists, Choices, Changes):
     """What a rewritten function calls."""
 
     index, PLACES = _Index(), Places()

@@ -176,7 +176,7 @@ class _Writer(ast.NodeTransformer):
             *(
                 f"    {HELPERS}.change({name}, {step}_after[{at}])"
                 if name in body.changed
-                else f"    {name} = {step}_after[{at}]"
+                else f"    {name} = {_after(body, name, f'{step}_after[{at}]')}"
                 for at, name in enumerate(carried)
                 if name not in body.before
             ),
@@ -204,3 +204,8 @@ class _Writer(ast.NodeTransformer):
         block = ast.If(ast.Constant(True), [*statements], [])
         self.generic_visit(block)
         return block.body
+
+
+def _after(body: Body, name: str, value: str) -> str:
+    """What a name is given after the last step, which leaves `value` there."""
+    return f"{HELPERS}.left(lambda: {name}, {value})" if name in body.in_place else value
