@@ -293,9 +293,13 @@ class Cubed(Rule):
 
 BOUNDED: tuple[type[nn.Module], ...] = (
     *(Rule, Turned, ByMatrix, BySums, Accumulated, WithoutDecay, HeadsDecay, FixedDecay, Comba),
-    *(ReadsDecayed, OtherRate, Late, Twice, DecayAfterDelta),
+    *(ReadsDecayed, Late, Twice, DecayAfterDelta),
 )
-UNBOUNDED: tuple[type[nn.Module], ...] = (SteepDecay,)
+UNBOUNDED: dict[type[nn.Module], str] = {
+    SteepDecay: "bounded decays",
+    OtherRate: "keys that are divided by their norms",
+}
+"""What chunks ask for that they don't have."""
 KEPT: dict[type[nn.Module], str] = {
     ReadsUpdated: "weren't all found",
     KeyOfState: "no linear function of the state, for sigmoid",

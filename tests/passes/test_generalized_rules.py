@@ -37,7 +37,9 @@ def test_it_is_read(kind: type[torch.nn.Module]) -> None:
     before, after, (remark,) = _compiled(kind)
     assert _ops(after) == [_OP]
     assert remark.op == _OP
-    assert ("chunks of 16 tokens" in remark.reason) == (kind in written.BOUNDED)
+    lacking = written.UNBOUNDED.get(kind)
+    over = "chunks of 16 tokens" if lacking is None else f"tokens: chunks ask for {lacking}"
+    assert f"in a Scan over {over}." in remark.reason
     for length in (1, 2, 19):
         inputs = [torch.randn(3, length, WIDTH)]
         found, expected = (interpret(graph, inputs)[0] for graph in (after, before))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attngraph.analysis.recurrence.chunks import CHUNK, is_in_chunks
+from attngraph.analysis.recurrence.chunks import CHUNK, lacking
 from attngraph.analysis.recurrence.mixing import Trace
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.states import linear_attention
@@ -178,9 +178,10 @@ def fused(made: Node, loc: Loc, updates: int = 1) -> Remark:
     several = "" if updates == 1 else f", of {updates} updates of each token{end}"
     what = "is one operator"
     if is_general:
-        what = f"is products of matrices, in a Scan over chunks of {CHUNK} tokens"
-        if not is_in_chunks(made):
-            what = "is products of matrices, in a Scan over tokens: chunks ask for bounded decays"
+        over = f"chunks of {CHUNK} tokens"
+        if (asked := lacking(made)) is not None:
+            over = f"tokens: chunks ask for {asked}"
+        what = f"is products of matrices, in a Scan over {over}"
     elif is_by_channel(made):
         what = "has a state for each channel, and is a Scan over tokens, the faster form of these"
     return Remark(

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 
+from attngraph.analysis.values.norms import divided_by_norm
 from attngraph.analysis.values.scalars import (
     fill_of,
     is_binary,
@@ -21,9 +22,23 @@ from attngraph.analysis.values.scalars import (
     shift_of,
     uniform,
 )
-from attngraph.ir import Node, TensorType, Value
+from attngraph.ir import Dim, Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, ONE_HOT, PAD, SOFTMAX, TRIANGLE
+from attngraph.ir.traits import (
+    CAST,
+    COPY,
+    EXPAND,
+    GATHER,
+    JOIN,
+    LAYOUT,
+    ONE_HOT,
+    PAD,
+    RESHAPE,
+    SELECT,
+    SLICE,
+    SOFTMAX,
+    TRIANGLE,
+)
 from attngraph.mapped import release_read
 
 Interval: TypeAlias = tuple[float, float]
@@ -37,12 +52,16 @@ _GREATEST_EXPONENT = 709.0
 
 
 class Intervals:
-    """Intervals of values, each found once; with `weights`, those of linears too."""
+    """Intervals of values, each found once; with `weights`, those of linears too.
 
-    def __init__(self, *, weights: bool = False) -> None:
-        self._weights = weights
+    Without `vanishing`, rows that are divided by their norm are taken for such whose squares don't
+    all vanish: of x / |x| nothing is known otherwise.
+    """
+
+    def __init__(self, *, weights: bool = False, vanishing: bool = True) -> None:
+        self._weights, self._vanishing = weights, vanishing
         self._known: dict[Value, Interval] = {}
-        self._lengths: dict[Value, float] = {}
+        self._lengths: dict[tuple[Value, int], float] = {}
 
     def of(self, value: Value | None, depth: int = _DEPTH) -> Interval:
         """The least and the greatest number that an element may be."""
@@ -58,29 +77,58 @@ class Intervals:
         low, high = self.of(value)
         return max(abs(low), abs(high))
 
-    def length(self, value: Value, depth: int = _DEPTH) -> float:
-        """A bound of the Euclidean norm along the last axis; inf where there is none."""
-        if value not in self._lengths:
-            self._lengths[value] = self._length(value, depth)
-        return self._lengths[value]
+    def length(self, value: Value, size: int | None = None, depth: int = _DEPTH) -> float:
+        """A bound of the Euclidean norm along the last axis, or of as many numbers in a row as
+        `size` says, which the axis is a multiple of; inf where there is none.
+        """
+        width = value.shape[-1] if value.shape else 1
+        count = width if size is None else size
+        if not isinstance(count, int) or count < 1:
+            return math.inf
+        key = value, count
+        if key not in self._lengths:
+            self._lengths[key] = math.sqrt(count) * self.largest(value)
+            if value.producer is not None and depth > 0:
+                found = self._length(value.producer, value, count, depth - 1)
+                self._lengths[key] = min(self._lengths[key], found)
+        return self._lengths[key]
 
-    def _length(self, value: Value, depth: int) -> float:
-        node, width = value.producer, value.shape[-1] if value.shape else 1
-        known = math.inf
-        if isinstance(width, int):
-            known = math.sqrt(width) * self.largest(value)
-        if node is None or depth == 0:
-            return known
-        if node.op == "aten.layer_norm" and len(attribute(node, "normalized_shape")) == 1:
+    def _length(self, node: Node, value: Value, size: int, depth: int) -> float:
+        width = value.shape[-1] if value.shape else 1
+        if node.op == "aten.layer_norm" and attribute(node, "normalized_shape") == [size]:
             # |x - mean| / sqrt(variance + ε) has a norm of at most sqrt(width).
             gain, shift = input_of(node, "weight"), input_of(node, "bias")
             scale = 1.0 if gain is None else self.largest(gain)
-            offset = 0.0 if shift is None else self.length(shift, depth - 1)
-            return min(known, math.sqrt(width) * scale + offset)
-        source = node.inputs[0] if node.inputs else None
-        if node.op in CAST | COPY and source is not None:
-            return min(known, self.length(source, depth - 1))
-        return known
+            offset = 0.0 if shift is None else self.length(shift, size, depth)
+            return math.sqrt(size) * scale + offset
+        if (scaling := scale_of(node)) is not None:
+            return abs(scaling[1]) * self.length(scaling[0], size, depth)
+        if width == size and math.isfinite(long := self._divided(node, size)):
+            return long
+        if (filling := fill_of(node)) is not None:
+            return self._scaled(filling[0], None, value, size) if filling[3] == 0 else math.inf
+        if node.op == "aten.mul.Tensor":
+            x, y = node.inputs
+            return min(self._scaled(x, y, value, size), self._scaled(y, x, value, size))
+        parts = input_of(node, "tensors") if node.op in JOIN else node.inputs[:1]
+        kept = [part for part in parts if part is not None and _keeps_rows(node, part, value, size)]
+        if not kept or len(kept) < len(parts):
+            return math.inf
+        return max(self.length(part, size, depth) for part in kept)
+
+    def _scaled(self, x: Value | None, y: Value | None, product: Value, size: int) -> float:
+        """Of x times y, or of x alone, by the length of x."""
+        if x is None or not x.shape or x.shape[-1] != product.shape[-1]:
+            return math.inf
+        long, far = self.length(x, size), 1.0 if y is None else self.largest(y)
+        return long * far if math.isfinite(long) and math.isfinite(far) else math.inf
+
+    def _divided(self, node: Node, width: Dim) -> float:
+        """A bound of the norm of rows that a node divides by theirs; inf of other nodes."""
+        found = divided_by_norm(node)
+        if found is None or not isinstance(width, int) or (found.vanishes and self._vanishing):
+            return math.inf
+        return math.sqrt(width) if found.by_mean else 1.0
 
     def _find(self, value: Value, depth: int) -> Interval:
         if value.data is not None:
@@ -101,6 +149,8 @@ class Intervals:
             return _joined([self.of(filling[0], depth), (fill, fill)])
         if node.op in LAYOUT | GATHER | CAST:
             return self.of(node.inputs[0], depth)
+        if value.shape and math.isfinite(far := self._divided(node, value.shape[-1])):
+            return -far, far
         if node.op in SOFTMAX:
             return 0.0, 1.0
         if node.op in JOIN:
@@ -216,7 +266,7 @@ class Intervals:
         ):
             return EVERYTHING
         rows = data.detach().double().reshape(-1, data.shape[-1])
-        long = self.length(source, depth)
+        long = self.length(source, depth=depth)
         wide = self.largest(source)
         by_length = float(rows.norm(dim=1).max()) * long if math.isfinite(long) else math.inf
         by_size = float(rows.abs().sum(1).max()) * wide if math.isfinite(wide) else math.inf
@@ -232,6 +282,25 @@ class Intervals:
         scale = max(self.largest(table) for table in tables)
         bound = 2 * max(abs(far[0]), abs(far[1])) * scale
         return (-bound, bound) if math.isfinite(bound) else EVERYTHING
+
+
+def _keeps_rows(node: Node, source: Value, value: Value, size: int) -> bool:
+    """Whether numbers that are `size` in a row come from as many in a row of the source."""
+    if not source.shape or not value.shape:
+        return False
+    width, own, rank = source.shape[-1], value.shape[-1], len(source.shape)
+    if not isinstance(width, int) or not isinstance(own, int) or width % size or own % size:
+        return False
+    if node.op in RESHAPE | CAST | COPY | JOIN:
+        return True
+    if node.op in EXPAND:
+        return width == own
+    if node.op in PAD:
+        is_apart = list(attribute(node, "pad")[:2]) == [0, 0]
+        return is_apart and number(node.attrs.get("value") or 0.0) == 0
+    if node.op in SELECT | SLICE:
+        return int(attribute(node, "dim")) % rank != rank - 1
+    return node.op == "aten.permute" and int(attribute(node, "dims")[-1]) % rank == rank - 1
 
 
 def _cut(interval: Interval, low: object, high: object) -> Interval:

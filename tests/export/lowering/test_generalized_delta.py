@@ -21,7 +21,18 @@ IN_CHUNKS = ("none", "heads", "heads that may be 0", "features", "their logarith
 _SIZES = [{"batch": 2, "seq": seq, "keys": 1} for seq in (1, 2, 8, 9, 16, 17, 40)]
 
 
-def _body(length: str, decays: str, past: bool, dtype: str = "f32") -> str:
+def _unit(name: str, of: str, length: str) -> str:
+    """Each head's numbers divided by their norm."""
+    heads = f"[batch, {length}, 2, 4]"
+    return f"""%{of}h = aten.reshape(%{of}) {{shape = {heads}}}
+  %{of}n = aten.linalg_vector_norm(%{of}h) {{dim = [-1], keepdim = true}}
+  %{of}m = aten.clamp_min(%{of}n) {{min = 1e-12}}
+  %{of}e = aten.expand(%{of}m) {{size = {heads}}}
+  %{of}u = aten.div.Tensor(%{of}h, %{of}e)
+  %{name} = aten.reshape(%{of}u) {{shape = [batch, {length}, 8]}}"""
+
+
+def _body(length: str, decays: str, past: bool, dtype: str = "f32", turn: float = 2.0) -> str:
     operands = f"{'%s' if past else 'none'}, {'none' if decays == 'none' else '%g'}"
     rows = f"{dtype}[batch, {length}"
     return f"""
@@ -33,8 +44,9 @@ def _body(length: str, decays: str, past: bool, dtype: str = "f32") -> str:
   input %s : {dtype}[batch, 2, 4, 6]
   input %x : {rows}, 2]
   input %w : {rows}, 8]
-  %a = aten.mul.Scalar(%c) {{other = -0.3}}
-  %b = aten.mul.Scalar(%d) {{other = 0.3}}
+  {_unit("a", "c", length)}
+  {_unit("p", "d", length)}
+  %b = aten.mul.Scalar(%p) {{other = {-turn}}}
   {DECAYS[decays]}
   %y, %z = attn.generalized_delta_rule(%q, %k, %v, %a, %b, {operands}) {{heads = 2, scale = -0.5}}
   return %y, %z, %s, %x, %w"""
@@ -57,3 +69,10 @@ def test_it_is_the_recurrence(length: str, decays: str, past: bool) -> None:
 @pytest.mark.parametrize("decays", ["heads", "features", "steep features"])
 def test_other_dtypes(dtype: str, decays: str) -> None:
     check(_body("seq", decays, True, dtype), sizes=_SIZES)
+
+
+def test_keys_that_make_a_state_grow_are_read_token_by_token() -> None:
+    """Errors of a chunk grow as its state does."""
+    model = check(_body("33", "none", False, turn=2.1), sizes=_SIZES)
+    assert "Scan" in op_types(model)
+    assert "Slice" not in op_types(model)
