@@ -20,7 +20,7 @@ from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import product, same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import CHOICE, EXPAND, LAYOUT, RESHAPE
+from attngraph.ir.traits import CHOICE, EXPAND, RESHAPE
 from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.loops.batched_steps import Plan
 from attngraph.passes.loops.narrowing import Narrowing
@@ -373,9 +373,7 @@ class _Loop(ScanParts):
 
     def _least(self, value: Value) -> float:
         """What no number of a step's value is below, wherever it is computed."""
-        while (node := value.producer) is not None and node.op in LAYOUT and node.inputs[0]:
-            value = node.inputs[0]
-        return Intervals().of(self.stacked.get(value, self.fixed.get(value, value)))[0]
+        return Intervals(given={**self.fixed, **self.stacked}).of(value)[0]
 
     def _data(self, value: Value) -> torch.Tensor | None:
         return known_data(self.fixed.get(value, value))

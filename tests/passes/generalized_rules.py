@@ -146,6 +146,16 @@ class Comba(Rule):
         return state, read(now.r - 0.1 * k, state)
 
 
+class TwoRates(Rule):
+    """What is corrected has decayed: by the decay of its head and a rate."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        k, rate = now.b, torch.sigmoid(now.r[..., :1])
+        state = state * now.w.mean(-1)[..., None, None]
+        state = state + outer(k, rate * (now.v - 0.7 * read(now.a, state)))
+        return state, read(now.r, state)
+
+
 class ReadsDecayed(Rule):
     """What is read has decayed: by w ∘ a."""
 
@@ -293,7 +303,7 @@ class Cubed(Rule):
 
 BOUNDED: tuple[type[nn.Module], ...] = (
     *(Rule, Turned, ByMatrix, BySums, Accumulated, WithoutDecay, HeadsDecay, FixedDecay, Comba),
-    *(ReadsDecayed, Late, Twice, DecayAfterDelta),
+    *(TwoRates, ReadsDecayed, Late, Twice, DecayAfterDelta),
 )
 UNBOUNDED: dict[type[nn.Module], str] = {
     SteepDecay: "bounded decays",

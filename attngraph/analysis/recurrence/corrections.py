@@ -2,15 +2,16 @@
 
 What stands beside the diagonal is b_i a_j. So for each vector a of the step there is one b that
 explains a column's other elements, and it must explain those of all columns. b is looked up as a
-multiple of a vector, of two of them, element by element, or of these times a rate; so is a, as the
-product of two vectors, where it is none: a step that reads the state behind its decay reads w ∘ a.
+multiple of a vector, of it times one rate or two, of two vectors, element by element, or of these
+times a rate; so is a, as the product of two vectors, where it is none: a step that reads the state
+behind its decay reads w ∘ a, or writes by the rate and the decay of its head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 from typing import TypeAlias
 
 import torch
@@ -84,10 +85,12 @@ class Corrections:
         self, b: torch.Tensor
     ) -> Iterator[tuple[tuple[Value, ...], torch.Tensor, float]]:
         """Products of which b is a multiple, and by what."""
-        whole: Iterable[tuple[tuple[Value, ...], torch.Tensor]]
-        for whole in (self._single(), self._double()):
+        no_rate: tuple[tuple[Value, ...], torch.Tensor | None] = (), None
+        one = [no_rate, *(((value,), r) for value, r in self.rates)]
+        two = [((p, q), r * s) for (p, r), (q, s) in combinations(self.rates, 2)]
+        for whole, rates in ((self._single(), [*one, *two]), (self._double(), one)):
             for parts, x in whole:
-                for rate, r in (((), None), *(((value,), r) for value, r in self.rates)):
+                for rate, r in rates:
                     product = x if r is None else x * r
                     turn = float((product * b).sum() / product.square().sum())
                     if not _LEAST < abs(turn) < 1 / _LEAST:

@@ -8,7 +8,7 @@ infinities. NaN is in none: a bound holds for the elements that are numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -55,11 +55,18 @@ class Intervals:
     """Intervals of values, each found once; with `weights`, those of linears too.
 
     Without `vanishing`, rows that are divided by their norm are taken for such whose squares don't
-    all vanish: of x / |x| nothing is known otherwise.
+    all vanish: of x / |x| nothing is known otherwise. `given` are values by what has their
+    numbers, as the items of a loop's step have those of the tensors that it goes along.
     """
 
-    def __init__(self, *, weights: bool = False, vanishing: bool = True) -> None:
-        self._weights, self._vanishing = weights, vanishing
+    def __init__(
+        self,
+        *,
+        weights: bool = False,
+        vanishing: bool = True,
+        given: Mapping[Value, Value] | None = None,
+    ) -> None:
+        self._weights, self._vanishing, self._given = weights, vanishing, given or {}
         self._known: dict[Value, Interval] = {}
         self._lengths: dict[tuple[Value, int], float] = {}
 
@@ -67,6 +74,7 @@ class Intervals:
         """The least and the greatest number that an element may be."""
         if value is None or not isinstance(value.type, TensorType):
             return EVERYTHING
+        value = self._given.get(value, value)
         if value not in self._known:
             found = self._find(value, depth)
             self._known[value] = _within(value.dtype, found)
@@ -231,6 +239,8 @@ class Intervals:
                     return EVERYTHING
                 far = abs(start) + abs(step) * _LONGEST
                 return -far, far
+            case "mean.dim" | "amax" | "amin":
+                return sides[0]
             case "topk":
                 return sides[0] if value is node.outputs[0] else EVERYTHING
             case "sum.dim_IntList" if sides[0][0] >= 0:

@@ -37,6 +37,8 @@ BOUNDED: dict[str, Interval] = {
     "aten.sub.Scalar(%t) {other = 2.5, alpha = 2}": (-6, -4),
     "aten.mul.Tensor(%t, %s)": (-1, 1),
     "aten.relu(%t)": (0, 1),
+    "aten.mean.dim(%t) {dim = [1]}": (-1, 1),
+    "aten.amax(%s) {dim = [1]}": (0, 1),
     "aten.maximum(%t, %s)": (0, 1),
     "aten.minimum(%t, %s)": (-1, 1),
     "aten.where.self(%m, %t, %low)": (-1e4, 1),
