@@ -284,9 +284,11 @@ class _Loop(ScanParts):
         narrowing = Narrowing(self.inner, self._data)
         narrow: dict[Value, Value] = {}
         rank = len(state.shape)
+        if rank < 3:
+            return list(dict.fromkeys(known)), narrow
         own = [state.shape, state.shape[:-1], (*state.shape[:-2], state.shape[-1])]
         for value in list(dict.fromkeys(known)):
-            if rank >= 3 and any(list(value.shape) == list(shape) for shape in own):
+            if any(list(value.shape) == list(shape) for shape in own):
                 for made in self._narrowed(narrowing, value, rank):
                     narrow[made] = value
         return [*dict.fromkeys(known), *narrow], narrow

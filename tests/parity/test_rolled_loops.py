@@ -18,7 +18,7 @@ WIDTH = 4
 
 
 class Erasing(nn.Module):
-    """S = S − k (b ⊙ k)ᵀ S + k vᵀ, which no operator computes: it reads by another key."""
+    """S = S − k sin((b ⊙ k)ᵀ S) + k vᵀ, which no operator computes: it isn't linear in S."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Erasing(nn.Module):
         found = []
         for t in range(x.shape[1]):
             erased = torch.einsum("bk,bkv->bv", b[:, t] * k[:, t], state)
-            written = v[:, t] - erased * self.share(t, x)
+            written = v[:, t] - torch.sin(erased) * self.share(t, x)
             state = state + k[:, t, :, None] * written[:, None]
             found.append(torch.einsum("bk,bkv->bv", q[:, t], state))
         return torch.stack(found, 1)
