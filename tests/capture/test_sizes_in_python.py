@@ -336,19 +336,41 @@ def test_an_axis_that_became_a_constant_is_told_where_others_then_fail() -> None
         attngraph.optimize(Lengths(), inputs, dynamic_shapes=shapes)
 
 
-def test_an_axis_that_vmap_adds_is_told_and_is_traced_at_one_size() -> None:
-    class Mapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query = nn.Linear(8, 8)
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(8, 8)
 
-        def attend(self, row: Tensor) -> Tensor:
-            return (self.query(row[None]) @ row.mT).softmax(-1) @ row
+    def attend(self, row: Tensor) -> Tensor:
+        return (self.query(row[None]) @ row.mT).softmax(-1) @ row
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.vmap(self.attend)(x)
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(self.attend)(x)
 
+
+class MappedWithin(Mapped):
+    """With the linears of a layer of torch's own, which no rewording reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(8, 2)
+
+    def attend(self, row: Tensor) -> Tensor:
+        mixed: Tensor = self.heads(row, row, row)[0]
+        return mixed
+
+
+def test_a_linear_under_vmap_keeps_sizes_open() -> None:
     module = Mapped().eval()
+    optimized = attngraph.optimize(module, (X,), dynamic_shapes=DIMS)
+    for size in ((1, 3, 8), (4, 9, 8)):
+        x = torch.randn(size)
+        with torch.no_grad():
+            torch.testing.assert_close(optimized(x), module(x))
+
+
+def test_an_axis_that_vmap_adds_is_told_and_is_traced_at_one_size() -> None:
+    module = MappedWithin().eval()
     with pytest.raises(CaptureError, match=r"as under torch\.vmap\. Leave the dims static"):
         capture(module, (X,), dynamic_shapes=DIMS)
     with torch.no_grad():
