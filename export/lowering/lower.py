@@ -13,6 +13,7 @@ from attngraph.export.kernels import Choice, choose_all
 from attngraph.export.lowering import find_lowering, registered
 from attngraph.export.lowering.emission.buffers import CAPACITY, Buffers
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
+from attngraph.export.lowering.emission.factors import keep_doubles
 from attngraph.export.lowering.emission.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.lowering.fallback.decompose import decompose
 from attngraph.export.lowering.fallback.formulas import FORMULAS
@@ -67,6 +68,7 @@ def lower(
     for node in graph:
         _lower_node(context, node)
     context.node = None
+    keep_doubles(context)
     if limits_of(context) and not is_guarded(
         context.nodes, list(map(context.value, graph.outputs))
     ):
@@ -133,6 +135,7 @@ def _lower_body(context: LoweringContext, body: Graph, captured: Mapping[Value, 
     for node in body:
         _lower_node(inner, node)
     inner.node = None
+    keep_doubles(inner)
     outputs = _outputs(body, inner, named)
     nodes, _ = _reachable(inner.nodes, outputs)
     context.initializers.update(inner.initializers)

@@ -100,8 +100,8 @@ def _is_guess(condition: Any, node: Node) -> bool:
 
 
 def _shapes(node: Node) -> list[tuple[Dim, ...]]:
-    """Of a node's operands."""
-    types = [value.type for value in node.inputs if value is not None]
+    """Of a node's operands and results."""
+    types = [value.type for value in (*node.inputs, *node.outputs) if value is not None]
     return [type.shape for type in types if isinstance(type, TensorType)]
 
 
@@ -160,7 +160,9 @@ class _Decomposer(TypeInference):
             name: replace(info, low=info.low if info.low > 2 else min(info.low, 1))
             for name, info in self._dims.items()
         }
-        sizes = [sympy.sympify(dim) for shape in _shapes(node) for dim in shape]
+        given = [value.type for value in node.inputs if value is not None]
+        shapes = [type.shape for type in given if isinstance(type, TensorType)]
+        sizes = [sympy.sympify(dim) for shape in shapes for dim in shape]
         factors = {part for size in sizes for part in sympy.Mul.make_args(size) if part.args}
         whole = {part: symbol(f"size_{at}") for at, part in enumerate(sorted(factors, key=str))}
         infos |= {str(name): DimInfo(low=1) for name in whole.values()}

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraph.export.lowering.fallback import (
+    double_formulas,
     indexing_formulas,
     layer_formulas,
     ordering_formulas,
@@ -29,6 +30,7 @@ from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, form
 
 __all__ = [
     "FORMULAS",
+    "double_formulas",
     "indexing_formulas",
     "layer_formulas",
     "ordering_formulas",

@@ -246,8 +246,14 @@ _UNARY = {
 }  # fmt: skip
 
 
+_SINGLE = ("aten.erf", "aten.tan")  # without a kernel of float64 on the CPU
+
+
 @register_lowering(*(f"aten.{name}" for name in _UNARY))
-def lower_unary(ctx: LoweringContext, node: Node) -> ir.Value:
+def lower_unary(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    is_double = node.output.dtype == torch.float64 and ctx.target.provider == "cpu"
+    if is_double and node.op in _SINGLE:
+        return None
     value = operand(ctx, node, "self", node.output.dtype)
     whole = not node.output.dtype.is_floating_point
     if whole and node.op in ROUNDING:
@@ -363,7 +369,7 @@ def lower_square(ctx: LoweringContext, node: Node) -> ir.Value:
 def lower_gelu(ctx: LoweringContext, node: Node) -> ir.Value | None:
     args = ctx.args(node)
     tanh = "tanh" if args["approximate"] == "tanh" else None
-    if tanh and node.output.dtype == torch.float64:
+    if node.output.dtype == torch.float64:
         return None  # onnxruntime has no kernel, and its parts have constants of float32
     return ctx.op("Gelu", args["self"], approximate=tanh)
 

@@ -115,7 +115,9 @@ def lower_embedding(ctx: LoweringContext, node: Node) -> ir.Value:
     "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.conv1d.padding", "aten.conv2d.padding",
     "aten.conv3d.padding",
 )  # fmt: skip
-def lower_conv(ctx: LoweringContext, node: Node) -> ir.Value:
+def lower_conv(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    if node.output.dtype == torch.float64 and ctx.target.provider == "cpu":
+        return None  # there is a kernel of float32 alone
     args, dilation = ctx.args(node), _each(ctx, node, "dilation")
     spatial = len(dilation)
     if args["padding"] == "same":
