@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from attngraph.errors import LoadError, UsageError
 from attngraph.frontend.files.load import Loaded, load
 from attngraph.frontend.files.source import Source
 from attngraph.frontend.files.specs import (
+    INTEGER_LIMIT,
     DimName,
     DimRange,
     InputSpec,
@@ -25,6 +26,7 @@ from attngraph.frontend.files.specs import (
 )
 from attngraph.frontend.interface.binding import bind, forward_signature
 from attngraph.frontend.model import Model
+from attngraph.inference import inference
 
 
 def read_model(source: Source) -> Model:
@@ -114,6 +116,30 @@ def _of_program(loaded: Loaded, source: Source, given: Given) -> Model:
     return replace(Model.of(loaded), dim_names=names)
 
 
+def _made(
+    specs: tuple[InputSpec, ...], module: torch.nn.Module, signature: Signature
+) -> dict[str, torch.Tensor]:
+    """Samples; of smaller integers where the model looks them up in a table that has no more rows.
+
+    It is run only if it has such a table.
+    """
+    tables = [each for each in module.modules() if isinstance(each, torch.nn.Embedding)]
+    fewest = min((each.num_embeddings for each in tables), default=INTEGER_LIMIT)
+    tensors = make_inputs(specs)
+    for limit in (INTEGER_LIMIT, fewest) if fewest < INTEGER_LIMIT else ():
+        tensors = make_inputs(specs, limit=limit)
+        args, kwargs = bind(tensors, signature)
+        try:
+            with inference(module):
+                module(*args, **kwargs)
+        except IndexError:
+            continue
+        except Exception:  # the trace says what is wrong
+            break
+        break
+    return tensors
+
+
 def _with_inputs(
     loaded: Loaded,
     source: Source,
@@ -121,8 +147,11 @@ def _with_inputs(
     by_name: Mapping[str, dict[int, torch.export.Dim] | None],
 ) -> Model:
     assert loaded.module is not None
-    tensors = read_npz(source.npz, specs) if source.npz is not None else make_inputs(specs)
     signature = forward_signature(loaded.module)
+    if source.npz is not None:
+        tensors = read_npz(source.npz, specs)
+    else:
+        tensors = _made(specs, loaded.module, signature)
     args, kwargs = bind(tensors, signature)
     shapes: dict[str, Any] | None = None
     if any(by_name.values()):

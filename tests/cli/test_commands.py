@@ -157,6 +157,12 @@ def test_arrays_of_an_npz_are_the_samples(attngraph: Any, here: Path) -> None:
     assert [dim.dim_value for dim in dims] == [1, 3]
 
 
+def test_samples_of_a_small_table_are_its_rows(attngraph: Any, here: Path) -> None:
+    spec = ("--input", "ids=int64[batch=2,seq=64]")
+    ran = attngraph("optimize", "--factory", "user_models:lookup", "-o", "out.onnx", *spec)
+    assert ran.code == 0, ran.err
+
+
 def test_weights_and_a_factory_and_inputs_together(attngraph: Any, here: Path) -> None:
     weights = {"query.weight": (16, 16), "query.bias": 16, "key.weight": (16, 16), "key.bias": 16}
     torch.save({name: torch.ones(shape) for name, shape in weights.items()}, here / "w.pt")

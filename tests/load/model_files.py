@@ -36,6 +36,7 @@ def with_args(): return Tied(), (IDS,)
 def with_kwargs(): return Tied(), {"ids": IDS}
 def with_shapes(): return Tied(), (IDS,), {"ids": None}
 def broken(): raise ValueError("no such size")
+def exits(): raise SystemExit(0)
 def wrong(): return "a module"
 '''
 

@@ -85,8 +85,9 @@ def test_a_factory_is_enough_and_its_sample_inputs_come_along() -> None:
     [
         ("load_fixture", UsageError, "not of the form pkg.mod:fn"),
         ("no_such_module:fn", UsageError, "no module 'no_such_module'"),
-        ("load_fixture:nothing", UsageError, "no function 'nothing'; it has broken, on_meta"),
+        ("load_fixture:nothing", UsageError, "no function 'nothing'; it has broken, exits, on"),
         ("load_fixture:broken", LoadError, "failed: ValueError: no such size"),
+        ("load_fixture:exits", LoadError, "exits ends the program .SystemExit: 0., as a parser"),
         ("load_fixture:wrong", LoadError, "returned a str; return a module"),
         ("load_fixture:on_meta", LoadError, "no values for embed.weight"),
     ],

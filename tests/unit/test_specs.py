@@ -116,6 +116,12 @@ def test_samples_are_repeatable_and_valid_for_what_their_names_say() -> None:
     assert int(first["token_type_ids"].max()) == 0
 
 
+def test_samples_that_no_memory_holds_are_told() -> None:
+    specs = parse_inputs(["x=float32[batch=2,seq=999999999999,16]"])
+    with pytest.raises(UsageError, match=r"--input x: a sample of shape .2, 9+, 16. doesn't fit"):
+        make_inputs(specs)
+
+
 def test_one_dim_name_is_one_dim_object() -> None:
     specs = parse_inputs(["ids=int64[batch=2,seq=8]", "mask=bool[batch=2,4]", "x=float32[3]"])
     shapes = dynamic_shapes(specs, [parse_dim("seq=2..64")])

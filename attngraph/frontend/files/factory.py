@@ -41,6 +41,8 @@ def build(spec: str, arguments: Sequence[str] = ()) -> Built:
             result = function(*args, **kwargs)
         except AttngraphError:
             raise
+        except SystemExit as error:
+            raise LoadError(f"The factory {spec} {_ends(error)}") from error
         except Exception as error:
             raise LoadError(
                 f"The factory {spec} failed: {type(error).__name__}: {error}."
@@ -71,6 +73,8 @@ def _resolve(spec: str) -> Callable[..., object]:
                 f"{os.getcwd()}; check the name or the folder you run from."
             ) from error
         raise LoadError(f"--factory {spec}: importing {module_name} failed: {error}.") from error
+    except SystemExit as error:
+        raise LoadError(f"--factory {spec}: importing {module_name} {_ends(error)}") from error
     except Exception as error:
         raise LoadError(
             f"--factory {spec}: importing {module_name} failed: {type(error).__name__}: {error}."
@@ -88,6 +92,13 @@ def _resolve(spec: str) -> Callable[..., object]:
         )
     found: Callable[..., object] = function
     return found
+
+
+def _ends(error: SystemExit) -> str:
+    return (
+        f"ends the program (SystemExit: {error.code}), as a parser of command lines does: give a "
+        "function that only builds the model, and its arguments as --factory-arg."
+    )
 
 
 def parse_arguments(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:

@@ -49,8 +49,8 @@ DTYPES = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
-_INTEGER_LIMIT = 100
-"""Sample integers stay below this: they are mostly token ids, and no vocabulary is smaller."""
+INTEGER_LIMIT = 100
+"""Sample integers stay below this: they are mostly token ids, and few vocabularies are smaller."""
 
 
 @dataclass(frozen=True)
@@ -162,16 +162,28 @@ def dim_sizes(specs: Iterable[InputSpec]) -> dict[str, int]:
     return {name: size for name, (size, _) in sizes.items()}
 
 
-def make_inputs(specs: Iterable[InputSpec], seed: int = 0) -> dict[str, torch.Tensor]:
+def make_inputs(
+    specs: Iterable[InputSpec], seed: int = 0, limit: int = INTEGER_LIMIT
+) -> dict[str, torch.Tensor]:
     """Sample tensors by name: the same for the same specs and seed.
 
-    Floats are normal. Integers are in [0, 100), but positions count up along the last dim, token
+    Floats are normal. Integers are in [0, limit), but positions count up along the last dim, token
     types are 0, and a name with `mask` in it is all ones, as is every bool.
     """
     specs = tuple(specs)
     dim_sizes(specs)
     generator = torch.Generator().manual_seed(seed)
-    return {spec.name: _sample(spec, generator) for spec in specs}
+    made = {}
+    for spec in specs:
+        try:
+            made[spec.name] = _sample(spec, generator, limit)
+        except (RuntimeError, MemoryError) as error:  # torch's allocator
+            shape = ", ".join(map(str, spec.shape))
+            raise UsageError(
+                f"--input {spec.name}: a sample of shape ({shape}) doesn't fit into memory; give a "
+                "smaller one."
+            ) from error
+    return made
 
 
 def dynamic_shapes(
@@ -293,7 +305,7 @@ def _check_range(bounds: DimRange, sizes: dict[str, int], seen: set[str]) -> Non
         )
 
 
-def _sample(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
+def _sample(spec: InputSpec, generator: torch.Generator, limit: int) -> torch.Tensor:
     if spec.dtype.is_floating_point and "mask" not in spec.name:
         return torch.randn(spec.shape, generator=generator).to(spec.dtype)
     if spec.dtype == torch.bool or "mask" in spec.name:
@@ -302,4 +314,4 @@ def _sample(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
         return torch.arange(spec.shape[-1]).expand(spec.shape).to(spec.dtype).contiguous()
     if "token_type" in spec.name:
         return torch.zeros(spec.shape, dtype=spec.dtype)
-    return torch.randint(_INTEGER_LIMIT, spec.shape, generator=generator).to(spec.dtype)
+    return torch.randint(limit, spec.shape, generator=generator).to(spec.dtype)
