@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attngraph.ir import Builder, Graph, Node, Remark, TensorType, Value
+from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
-from attngraph.ir.dims import substitute
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice, forward_slice
 from attngraph.ir.traits import ADDMM, LINEAR, MATMUL
@@ -134,14 +132,7 @@ class _Loop(ScanParts):
         read = [v for v in node.inputs if v is not None and not self.is_outside(v)]
         if not read or self._is_product(node):
             return False
-        return max(map(self._size, node.outputs)) > sum(map(self._size, read))
-
-    def _size(self, value: Value) -> int:
-        if not isinstance(value.type, TensorType):
-            return 1
-        dims = {**self.graph.dims, **self.body.dims}
-        hints = {name: info.hint for name, info in dims.items()}
-        return math.prod(int(substitute(size, hints)) for size in value.shape)
+        return max(self.elements([v]) for v in node.outputs) > self.elements(read)
 
     def _is_product(self, node: Node) -> bool:
         weights = node.inputs if node.op in MATMUL else node.inputs[1:2]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from attngraph.ir import Builder, Dim, Graph, Node, Value
+from attngraph.ir import Builder, Dim, Graph, Node, TensorType, Value
 from attngraph.ir.body_sizes import give_sizes
 from attngraph.ir.clone import extract
+from attngraph.ir.dead import eliminate_dead_code
+from attngraph.ir.dims import substitute
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.passes.loops.batched_steps import Plan, plan
@@ -35,6 +38,13 @@ class ScanParts:
     def results(self) -> list[Value]:
         """What a step gives beside the states' next values."""
         return list(self.body.outputs[self.carried :])
+
+    def elements(self, values: Iterable[Value]) -> int:
+        """How many numbers of a step these are, at the sample's sizes."""
+        dims = {**self.graph.dims, **self.body.dims}
+        hints = {name: info.hint for name, info in dims.items()}
+        shapes = [value.shape if isinstance(value.type, TensorType) else () for value in values]
+        return sum(math.prod(int(substitute(n, hints)) for n in shape) for shape in shapes)
 
     def is_outside(self, value: Value) -> bool:
         """Whether every step reads the same."""
@@ -73,3 +83,22 @@ class ScanParts:
             carried=len(states),
             scanned=len(items),
         )
+
+
+def read_alone(graph: Graph) -> None:
+    """Has each loop take what its steps read, and no more."""
+    for node in list(graph):
+        if node.op != "attn.scan":
+            continue
+        parts = ScanParts(graph, node)
+        roots = list(parts.body.outputs)
+        leaves, _ = backward_slice(roots, parts.operands.__contains__)
+        unread = [value for value in (*parts.stacked, *parts.fixed) if value not in leaves]
+        if not unread or (len(parts.stacked) == 1 and parts.stacked.keys() >= {*unread}):
+            continue
+        build = Builder(graph, node, node.loc)
+        made = parts.rebuilt(build, list(parts.initial), parts.stacked, roots)
+        for old, new in zip(node.outputs, made.outputs, strict=True):
+            graph.replace_uses(old, new)
+        graph.erase(node)
+    eliminate_dead_code(graph)

@@ -23,9 +23,11 @@ from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import CHOICE, EXPAND, RESHAPE
 from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.loops.batched_steps import Plan
+from attngraph.passes.loops.decayed_sums import Summed, read_decayed_sum
+from attngraph.passes.loops.fission import Fission, divide
 from attngraph.passes.loops.narrowing import Narrowing
 from attngraph.passes.loops.outer_steps import Outer, Parts
-from attngraph.passes.loops.scan_parts import ScanParts
+from attngraph.passes.loops.scan_parts import ScanParts, read_alone
 from attngraph.passes.loops.shared_heads import spread_heads
 from attngraph.passes.loops.shown_steps import Convolution, Places
 from attngraph.passes.rewriting.checked import Checked
@@ -37,25 +39,6 @@ _REASSOCIATES = "A loop's convolution or linear attention is one operator over a
 _KERNELS = (torch.float32, torch.float16)
 
 
-def _read_alone(graph: Graph) -> None:
-    """Has each loop take what its steps read, and no more."""
-    for node in list(graph):
-        if node.op != "attn.scan":
-            continue
-        parts = ScanParts(graph, node)
-        roots = list(parts.body.outputs)
-        leaves, _ = backward_slice(roots, parts.operands.__contains__)
-        unread = [value for value in (*parts.stacked, *parts.fixed) if value not in leaves]
-        if not unread or (len(parts.stacked) == 1 and parts.stacked.keys() >= {*unread}):
-            continue
-        build = Builder(graph, node, node.loc)
-        made = parts.rebuilt(build, list(parts.initial), parts.stacked, roots)
-        for old, new in zip(node.outputs, made.outputs, strict=True):
-            graph.replace_uses(old, new)
-        graph.erase(node)
-    eliminate_dead_code(graph)
-
-
 @register
 @dataclass(frozen=True)
 class SplitLoops:
@@ -65,12 +48,15 @@ class SplitLoops:
     (registers.py), one of outer products `attn.linear_attention` (outer_step.py), over as many
     tokens as a step has updates one after the other (outer_chain.py), and one that is read by
     another key than it is written by `attn.generalized_delta_rule`, as long as what these read is
-    computed without another state that is left. The rest of a step is batched, or where a state
-    stays, a smaller loop. A step that leaves the states of a row as they are, as `where(shown, new,
-    old)` does, counts as read if its results there are hidden too, or those of linear attention
-    read the state that stayed: rows are brought together without it, and in linear attention it has
-    decay 1 and update 0. What can't be batched stays in the loop, and its states with it. Without
-    `recurrences` linear attention stays; with `exact_only` nothing is done.
+    computed without another state that is left. A loop is divided (fission.py) where such states
+    read others that don't read them, as those of mLSTM read their running maximum: these have a
+    loop of their own, in front. Beside linear attention, its normalisers leave too
+    (decayed_sums.py). The rest of a step is batched, or where a state stays, a smaller loop. A step
+    that leaves the states of a row as they are, as `where(shown, new, old)` does, counts as read if
+    its results there are hidden too, or those of linear attention read the state that stayed: rows
+    are brought together without it, and in linear attention it has decay 1 and update 0. What can't
+    be batched stays in the loop, and its states with it. Without `recurrences` linear attention
+    stays; with `exact_only` nothing is done.
     """
 
     name: ClassVar[str] = "split-loops"
@@ -82,20 +68,38 @@ class SplitLoops:
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LOGITS, depth=None, exact_only=self.exact_only)
         places: dict[Value, Places] = {}
-        _read_alone(graph)
+        read_alone(graph)
         if checked.allows(_REASSOCIATES):
-            for node in graph:
-                if node.op == "attn.scan" and attribute(node, "scanned"):
-                    done = _Loop(graph, node, places).split(checked, outer=self.recurrences)
-                    if not done and self.recurrences:
-                        _Loop(graph, node, places).split(checked, outer=False)
-            for node in list(graph) if self.recurrences else ():
-                if node.op == "attn.scan" and attribute(node, "scanned"):
-                    loop = _Loop(graph, node, places)
-                    if spread_heads(loop.body, loop.states):
-                        loop.split(checked, outer=True)
+            for node in _loops(graph):
+                done = _Loop(graph, node, places).split(checked, outer=self.recurrences)
+                if not done and self.recurrences:
+                    _Loop(graph, node, places).split(checked, outer=False)
+            whole = set[Node]()
+            while self.recurrences and (left := [n for n in _loops(graph) if n not in whole]):
+                whole.update(n for n in left if not _divide(graph, n, places, checked))
+            for node in _loops(graph) if self.recurrences else ():
+                loop = _Loop(graph, node, places)
+                if spread_heads(loop.body, loop.states):
+                    loop.split(checked, outer=True)
             Rewriter(graph, FORMS).run()  # operators over all steps meet in other forms than steps'
         return checked.remarks
+
+
+def _divide(graph: Graph, node: Node, places: dict[Value, Places], checked: Checked) -> bool:
+    """Takes states out of a loop behind those that they read, which stay in a loop of their own."""
+
+    def taken(parts: Fission) -> set[int]:
+        loop = _Loop(graph, parts.second, places, parts)
+        is_read = loop.take(outer=True) and loop.pairs
+        places.clear()  # nothing is left of an attempt
+        states = zip(parts.late, loop.initial, strict=True) if is_read else ()
+        return {at for at, state in states if state not in loop.states}
+
+    def made(parts: Fission) -> bool:
+        loop = _Loop(graph, parts.second, places, parts)
+        return loop.take(outer=True) and loop.replace(checked)
+
+    return divide(graph, node, taken, made)
 
 
 class _Loop(ScanParts):
@@ -104,36 +108,58 @@ class _Loop(ScanParts):
     `stacked` also gets other values of a step; `items` are those that the loop may be given.
     """
 
-    def __init__(self, graph: Graph, node: Node, places: dict[Value, Places]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        node: Node,
+        places: dict[Value, Places],
+        part_of: Fission | None = None,
+    ) -> None:
         super().__init__(graph, node, clone(attribute(node, "body")))
-        self.places = places
+        self.places, self.part_of = places, part_of
         self.states, self.items = list(self.initial), list(self.stacked)
+        self.most = self.elements([*self.stacked, *self.results])
         self.after = dict(zip(self.states, self.body.outputs, strict=False))
         self.last: dict[Value, Value] = {}
         self.remarks: list[Remark] = []
+        self.pairs: list[tuple[Value, Value]] = []
         self.build = Builder(graph, node, node.loc)
         self.inner = Builder(self.body, None, node.loc)
 
     def split(self, checked: Checked, *, outer: bool) -> bool:
         """False where it isn't and without `outer` it might be."""
-        pairs: list[tuple[Value, Value]] = []
+        taken = self.take(outer=outer)
+        return self.replace(checked) or not taken
+
+    def take(self, *, outer: bool) -> bool:
+        """Whether states of outer products are taken out, and with them what is summed as they are;
+        those of convolutions are too."""
         taken: list[Value] = []
         try:
             done = [state for state in list(self.states) if self._take_register(state)]
             if outer:
-                taken = [state for state in list(self.states) if self._take_outer(state)]
-            pairs = self._rest() if done or taken else []
+                wide = [state for state in self.states if 1 not in state.shape[-2:]]
+                taken = [state for state in wide if self._take_outer(state)]
+                if taken:  # with their normalisers
+                    done += [state for state in list(self.states) if self._take_sum(state)]
+                taken += [state for state in list(self.states) if self._take_outer(state)]
+            self.pairs = self._rest() if done or taken else []
         except IRError:  # an op takes no operands of all steps
-            pass
-        leaves = [value for value in self.node.inputs if value is not None]
-        made = bool(pairs) and checked.replace(
-            pairs, leaves=leaves, reassociates=_REASSOCIATES, at=self.node
+            self.pairs = []
+        return bool(taken)
+
+    def replace(self, checked: Checked) -> bool:
+        """Puts what was taken out in the place of the loop; False where it isn't the same."""
+        whole = self.node if self.part_of is None else self.part_of.loop
+        leaves = [value for value in whole.inputs if value is not None]
+        made = bool(self.pairs) and checked.replace(
+            self.pairs, leaves=leaves, reassociates=_REASSOCIATES, at=whole
         )
         if not made:
             self.places.clear()  # which may be dead now
         eliminate_dead_code(self.graph)
         checked.remarks += self.remarks if made else []
-        return made or not taken
+        return made
 
     # What is taken out.
 
@@ -175,6 +201,23 @@ class _Loop(ScanParts):
         if found[0].bonus is not None and bonus is None:
             return False
         self._write_outer(state, found, parts, bonus, mask)
+        return True
+
+    def _take_sum(self, state: Value) -> bool:
+        after = self.after[state]
+        if state.dtype not in _KERNELS or self._reads_others(state, after):
+            return False
+        if self.elements([state]) > self.most:  # all steps would hold what one does now
+            return False
+        found = read_decayed_sum(self.inner, state, after, self._least)
+        if found is None:
+            return False
+        added = self._in_all_steps(self.inner("aten.expand", found.added, size=list(state.shape)))
+        decay = None if found.decay is None else self._in_all_steps(found.decay)
+        if added is None or (decay is None and found.decay is not None):
+            return False
+        made = Summed.of(self.build, found, added, decay, self.initial[state])
+        self._leave(state, {after: made.after, state: made.before}, made.last)
         return True
 
     def _parts(self, found: OuterStep, batch: Dim) -> Parts | None:
@@ -326,6 +369,15 @@ class _Loop(ScanParts):
         made = self.planned(value, set(self.items))
         return None if made is None else made.make(self.build, self.stacked, self.outside)
 
+    def _in_all_steps(self, value: Value) -> Value | None:
+        """As `_batched`, (T, …) where all steps read the same too."""
+        made = self._batched(value)
+        leaves, _ = backward_slice([value], self.stacked.__contains__)
+        if made is None or not all(map(self.is_outside, leaves)):
+            return made
+        made = self.build("aten.reshape", made, shape=[1, *value.shape])
+        return self.build("aten.expand", made, size=[self.steps, *value.shape])
+
     def _packed(self, value: Value, batch: Dim) -> Value | None:
         """(B, T, H·D) of what has its elements in the order (B, H, D)."""
         made = self._batched(value)
@@ -354,12 +406,13 @@ class _Loop(ScanParts):
 
     def _rest(self) -> list[tuple[Value, Value]]:
         """The loop's results, each with what takes its place."""
-        olds = dict(zip(self.node.outputs[: self.carried], self.body.inputs, strict=False))
+        outputs, pairs = list(self.node.outputs), list[tuple[Value, Value]]()
+        if self.part_of is not None:
+            outputs, pairs = self.part_of.remaining, self.part_of.made
         loop = self._loop() if self.states else {}
-        pairs = []
-        for old, state in olds.items():
+        for old, state in zip(outputs, self.body.inputs[: self.carried], strict=False):
             pairs.append((old, self.last[state] if state in self.last else loop[self.after[state]]))
-        for old, root in zip(self.node.outputs[self.carried :], self.results, strict=True):
+        for old, root in zip(outputs[self.carried :], self.results, strict=True):
             made = loop[root] if self.states else self._batched(root)
             if made is None:
                 return []
@@ -379,6 +432,10 @@ class _Loop(ScanParts):
 
     def _data(self, value: Value) -> torch.Tensor | None:
         return known_data(self.fixed.get(value, value))
+
+
+def _loops(graph: Graph) -> list[Node]:
+    return [node for node in graph if node.op == "attn.scan" and attribute(node, "scanned")]
 
 
 def _reaches(state: Value, value: Value) -> bool:

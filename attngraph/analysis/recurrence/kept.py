@@ -23,12 +23,14 @@ from attngraph.analysis.values.running import is_near
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import JOIN, LAYOUT, LINEAR
+from attngraph.ir.traits import JOIN, LAYOUT, LINEAR, MEAN, TRIANGLE
 
 _KERNELS = (torch.float32, torch.float16)
 _LARGE = 1 << 22  # elements of a state that is run
 
 _OTHER = "its next state depends on another state of the loop"
+_CIRCLE = "its next state depends on another state of the loop, and that one on it"
+_WHOLE = "another state of the loop is made of all of its state, and not of what a query reads"
 _TURNED = (
     "its state is made of complex numbers, which a step multiplies by others, and the operator's "
     "decays are real"
@@ -68,7 +70,7 @@ def why_kept(loop: Node) -> Iterator[Kept]:
         if after is not state and after.producer is not None and state.dtype.is_floating_point:
             kept = _State(body, state, nexts, items, operands).kept()
             found.setdefault((kept.why, kept.node), kept)
-    yield from sorted(found.values(), key=lambda kept: kept.why is _OTHER)  # which stays for these
+    yield from sorted(found.values(), key=lambda kept: kept.why in (_OTHER, _CIRCLE))
 
 
 class _State:
@@ -90,7 +92,7 @@ class _State:
             after = node.inputs[1] or after
         self.after, self.others = after, [each for each in nexts if each is not state]
         self.node = after.producer or node  # where an input of the step is kept, what chooses it
-        self.is_matrix = len(state.shape) >= 3
+        self.is_matrix = len(state.shape) >= 3 and tuple(state.shape[-2:]) != (1, 1)
 
     def kept(self) -> Kept:
         why, node = self._why()
@@ -102,7 +104,9 @@ class _State:
         for node in nodes:
             if not any(value in reached for value in node.inputs):
                 continue
+            is_chosen = node.op == "aten.where.self" and node.inputs[0] not in reached
             is_linear = node.op in LINEAR and reached.isdisjoint(node.inputs[1:])
+            is_linear = is_linear or is_chosen or node.op in MEAN | TRIANGLE
             affine = is_linear or is_affine(node, reached)
             reached.update(node.outputs)
             if not affine:
@@ -115,13 +119,25 @@ class _State:
             if (turned := self._turned(leaves)) is not None:
                 return _TURNED, turned
             first = [n for n in nodes if any(v in self.others for v in n.inputs)]
-            return _OTHER, first[0]
+            if self._is_needed_by(leaves):
+                return _CIRCLE, first[0]
+            has_terms = len(self.state.shape) > 3 and self.state.dtype in _KERNELS
+            why, node = self._of_terms(behind) if has_terms else (_UNREAD, self.node)
+            return (_OTHER, first[0]) if why is _UNREAD else (why, node)
         if not self.is_matrix:
             return _CHANNELS, self.node
         if self.state.dtype not in _KERNELS:
             name = str(self.state.dtype).removeprefix("torch.")
             return f"the operator has no kernel for a state in {name}", behind[0]
         return self._of_terms(behind)
+
+    def _is_needed_by(self, leaves: Collection[Value]) -> bool:
+        """Whether a state among the leaves depends on this one, after any number of steps."""
+        found = [leaf for leaf in leaves if leaf in self.others]
+        for state in found:
+            own, _ = backward_slice([self.nexts[state]], self.nexts.__contains__)
+            found += [leaf for leaf in own if leaf in self.nexts and leaf not in found]
+        return self.state in found
 
     def _turned(self, leaves: Collection[Value]) -> Node | None:
         """What makes the next state, or that of another one which reads this state too, if the two
@@ -205,6 +221,8 @@ class _State:
                 decay = (own[..., None] if keys_first else own[..., None, :]).expand_as(decay)
         if _has_several(added):  # two delta rules, or more
             return _ADDED, self.node
+        if (node := self._read_whole()) is not None:
+            return _WHOLE, node
         reads = self._reads()
         if len(reads) != 1:
             return _READ, reads[-1] if reads else self.node
@@ -248,6 +266,16 @@ class _State:
         sizes = [value.shape for node in self._reads() for value in node.outputs]
         shapes = [[size for size in shape if size != 1] for shape in sizes]
         return not shapes or not shapes[0] or shapes[0][-1] == last
+
+    def _read_whole(self) -> Node | None:
+        """What makes another state's next value of as many numbers that this state reaches."""
+        nexts = [self.nexts[other] for other in self.others]
+        _, nodes = backward_slice(nexts, lambda each: each is self.state)
+        large, elements = {self.state}, _elements(self.state)
+        for node in nodes:
+            if any(value in large for value in node.inputs):
+                large.update(each for each in node.outputs if _elements(each) >= elements)
+        return next((each.producer for each in nexts if each in large), None)
 
     def _reads(self) -> list[Node]:
         """The first nodes that sum over the state for what a step gives."""

@@ -22,7 +22,7 @@ from attngraph.analysis.values.scalars import (
     shift_of,
     uniform,
 )
-from attngraph.ir import Dim, Node, TensorType, Value
+from attngraph.ir import Dim, Graph, Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import (
     CAST,
@@ -48,6 +48,7 @@ _LONGEST = 2.0**40  # of what an arange counts
 _LARGEST_TABLE = 1 << 26
 _STRIP = 16 << 20  # bytes of a weight that are in memory at once while it is read
 _DEPTH = 64
+_LOOP = "attn.scan"
 _GREATEST_EXPONENT = 709.0
 
 
@@ -149,6 +150,17 @@ class Intervals:
             return EVERYTHING
         return self._from_op(value.producer, value, depth - 1)
 
+    def _of_step(self, loop: Node, value: Value, depth: int) -> Interval:
+        """What a step gives, whatever its states are; nothing is known of the last ones."""
+        body: Graph = attribute(loop, "body")
+        at, carried = loop.outputs.index(value), attribute(loop, "carried")
+        if at < carried:
+            return EVERYTHING
+        inside = Intervals(weights=self._weights)
+        pairs = zip(body.inputs[carried:], loop.inputs[carried:], strict=True)
+        inside._known.update((own, self.of(given, depth)) for own, given in pairs)
+        return inside.of(body.outputs[at], depth)
+
     def _from_op(self, node: Node, value: Value, depth: int) -> Interval:
         if (scaling := scale_of(node)) is not None:
             return _times(self.of(scaling[0], depth), (scaling[1], scaling[1]))
@@ -171,6 +183,8 @@ class Intervals:
             return _joined([self.of(node.inputs[0], depth), (0.0, 0.0)])
         if node.op in ONE_HOT:
             return 0.0, 1.0
+        if node.op == _LOOP:
+            return self._of_step(node, value, depth)
         sides = [self.of(side, depth) for side in node.inputs]
         other = number(node.attrs.get("other"))
         match node.op.removeprefix("aten."):

@@ -70,7 +70,13 @@ WHY: dict[str, tuple[str, str, str, str]] = {
         _KEPT, "%kept = aten.mul.Tensor(%s, %s)",
         "no linear function of the state, for mul", "aten.mul.Tensor"),
     "another state": (
-        _KEPT, "%kept = aten.mul.Tensor(%s, %o)", "depends on another state", "aten.mul.Tensor"),
+        _KEPT, "%kept = aten.mul.Tensor(%s, %o)", "decays by its own factor", "aten.mul.Tensor"),
+    "terms that another state makes": (
+        _KEPT, "%om = aten.mean.dim(%o) {dim = [-2, -1], keepdim = true}\n"
+        "%kept = aten.mul.Tensor(%s, %om)", "isn't known to be at least 0", "aten.mul.Tensor"),
+    "another state that is added": (
+        _NEW, "%sum = aten.add.Tensor(%kept, %kv)\n%new = aten.add.Tensor(%sum, %o)",
+        "isn't the product of one key and one value", "aten.add.Tensor"),
     "a decay of each number": (
         _KEPT, "%kept = aten.mul.Tensor(%s, %gs)", "decays by its own factor", "aten.mul.Tensor"),
     "a decay of each value feature": (
@@ -109,7 +115,10 @@ WHY: dict[str, tuple[str, str, str, str]] = {
 
 def _why(old: str, new: str) -> list[Kept]:
     assert old in _STEP
-    step = _STEP.replace(old, new)
+    return _why_of(_STEP.replace(old, new))
+
+
+def _why_of(step: str) -> list[Kept]:
     names = [line.split()[1] for line in _INPUTS.strip().splitlines()]
     dims = "  dim batch = 2 in 1..\n  dim seq = 5 in 1.."
     loop = f"{{body = {json.dumps(step)}, carried = 2, scanned = 7}}"
@@ -134,6 +143,51 @@ def test_a_state_that_stays_as_it_is_has_no_reason() -> None:
     for kept in _why(_NEW, _NEW):
         assert kept.node.op != "attn.scan"
     assert len(_why(_NEW, _NEW)) == 1
+
+
+def _both(next_state: str) -> list[Kept]:
+    """Of the two states, the second's next value is that."""
+    return _why("return %new, %o, %z", f"{next_state}\n  return %new, %p, %z")
+
+
+def test_a_state_of_which_another_one_is_made_whole() -> None:
+    """Alone it would be read; the other one has more than a product added to it."""
+    kept = _both("%p = aten.add.Tensor(%o, %new)")
+    assert [each.node.outputs[0].name for each in kept] == ["p", "p"]
+    assert "made of all of its state" in kept[0].why
+    assert "isn't the product of one key and one value" in kept[1].why
+
+
+def test_what_a_query_reads_may_make_another_state() -> None:
+    kept = _both("%z2 = aten.unsqueeze(%z) {dim = 2}\n  %p = aten.add.Tensor(%o, %z2)")
+    assert not any("made of all of its state" in each.why for each in kept)
+
+
+def test_states_that_depend_on_each_other() -> None:
+    step = "%om = aten.mean.dim(%o) {dim = [-2, -1], keepdim = true}\n  %kept ="
+    text = _STEP.replace("%kept =", step).replace(
+        "aten.mul.Tensor(%s, %a1)", "aten.mul.Tensor(%s, %om)"
+    )
+    circle = "%p = aten.add.Tensor(%o, %new)\n  return %new, %p, %z"
+    kept = _why_of(text.replace("return %new, %o, %z", circle))
+    assert all(each.why.endswith("and that one on it") for each in kept)
+    assert len(kept) == 2
+
+
+def test_a_number_for_each_head_is_no_matrix() -> None:
+    step = (
+        "graph @step {\n  input %m : f32[2, 3, 1, 1]\n  input %x : f32[2, 3, 1, 1]\n"
+        "  %new = aten.maximum(%m, %x)\n  return %new\n}\n"
+    )
+    graph = parse(
+        "graph @main {\n  input %m : f32[2, 3, 1, 1]\n  input %x : f32[5, 2, 3, 1, 1]\n"
+        f"  %last = attn.scan(%m, %x) {{body = {json.dumps(step)}, carried = 1, scanned = 1}}\n"
+        "  return %last\n}"
+    )
+    (node,) = graph
+    (kept,) = why_kept(node)
+    assert "for maximum" in kept.why
+    assert not kept.is_matrix
 
 
 def test_a_state_of_channels_has_no_keys() -> None:

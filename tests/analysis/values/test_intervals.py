@@ -165,3 +165,19 @@ def test_lengths_of_rows_are_bounded() -> None:
                 torch.zeros(3).long()],
     )  # fmt: skip
     assert float(found.norm(dim=-1).max()) <= math.sqrt(8) + 1e-4
+
+
+def test_what_a_step_of_a_loop_gives_is_bounded_whatever_its_state_is() -> None:
+    step = (
+        "graph @step {\\n  input %h : f32[2]\\n  input %t : f32[2]\\n  input %g : f32[2]\\n"
+        "  %new = aten.add.Tensor(%h, %t)\\n  %a = aten.sigmoid(%new)\\n"
+        "  %y = aten.mul.Tensor(%a, %g)\\n  return %new, %y, %new, %t\\n}\\n"
+    )
+    graph = parse(
+        "graph @main {\n  input %h : f32[2]\n  input %x : f32[5, 2]\n  input %z : f32[2]\n"
+        "  %t = aten.tanh(%x)\n  %g = aten.tanh(%z)\n"
+        f'  %last, %y, %hs, %ts = attn.scan(%h, %t, %g) {{body = "{step}", carried = 1, '
+        "scanned = 1}\n  return %last, %y, %hs, %ts\n}"
+    )
+    found = [Intervals().of(value) for value in graph.outputs]
+    assert found == [EVERYTHING, (-1.0, 1.0), EVERYTHING, (-1.0, 1.0)]
