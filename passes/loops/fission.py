@@ -140,6 +140,12 @@ def ways(needs: Sequence[Group]) -> Iterator[Group]:
     yield from (group for group in groups if 0 < len(group) < len(needs))
 
 
+def closed_groups(needs: Sequence[Group]) -> list[Group]:
+    """What single states need, beside which there are others; the smallest first."""
+    groups = (group for group in {*needs} if len(group) < len(needs))
+    return sorted(groups, key=lambda group: (len(group), sorted(group)))
+
+
 def needed_states(graph: Graph, node: Node) -> list[Group]:
     """The states that each one depends on, after any number of steps."""
     parts = ScanParts(graph, node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import JOIN
 from attngraph.passes.loops.batched_steps import Plan, plan
+from attngraph.passes.loops.fission import closed_groups, fission, needed_states
 from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
@@ -57,9 +58,13 @@ class RaiseRecurrence:
             graph, self.name, LOGITS, rounds=True, depth=None, exact_only=self.exact_only
         )
         if checked.allows(_REASSOCIATES):
-            for node in graph:
-                if node.op == "attn.scan":
-                    _raise_scan(graph, checked, node)
+            whole = set[Node]()
+            while left := [n for n in graph if n.op == "attn.scan" and n not in whole]:
+                whole.update(
+                    node
+                    for node in left
+                    if not _raise_scan(graph, checked, node) and not _divide(graph, checked, node)
+                )
             refused: set[tuple[Value, ...]] = set()
             while _raise_unrolled(graph, checked, refused):
                 eliminate_dead_code(graph)
@@ -100,42 +105,82 @@ def _unrolled(steps: int, last: Node) -> Remark:
     )
 
 
-def _raise_scan(graph: Graph, checked: Checked, node: Node) -> None:
-    if not 1 <= attribute(node, "carried") <= 2 or not attribute(node, "scanned"):
-        return
-    loop = ScanParts(graph, node)
-    states, items, carried = list(loop.initial), list(loop.stacked), loop.carried
-
-    def data(value: Value) -> torch.Tensor | None:
-        return known_data(loop.operands.get(value, value))
-
-    step = read_step(states, items, loop.body.outputs[:carried], data)
-    cell = None if step is None else read_cell(step)
-    if cell is None:
-        return
-    after = [loop.body.outputs[at] for at in cell.states]
-    before = [states[at] for at in cell.states]
-    varying = {*items, after[0], before[0]}
-    plans: list[tuple[Value, Plan]] = []
-    for old, root in zip(node.outputs[carried:], loop.results, strict=True):
-        if old.uses or old in graph.outputs:
-            made = loop.planned(root, varying)
-            if made is None:
-                return
-            plans.append((old, made))
-
-    build = Builder(graph, node, node.loc)
-    known = dict(loop.stacked)
-    initial = [loop.initial[state] for state in before]
-    layer = _Layer(build, cell, list(known.values()), initial)
-    known[after[0]] = layer.stacked
-    known[before[0]] = layer.shifted() if _reads(plans, before[0]) else layer.stacked
-
-    pairs = [(node.outputs[at], final) for at, final in zip(cell.states, layer.finals, strict=True)]
-    pairs += [(old, made.make(build, known, loop.outside)) for old, made in plans]
-    read = [(old, new) for old, new in pairs if old.uses or old in graph.outputs]
-    checked.replace(read, reassociates=_REASSOCIATES, at=node)
+def _raise_scan(graph: Graph, checked: Checked, node: Node) -> bool:
+    """Makes a loop over a cell one operator; False where it is none."""
+    read = [old for old in node.outputs if old.uses or old in graph.outputs]
+    found = _CellLoop.of(graph, node, read)
+    if found is None:
+        return False
+    pairs = found.replaced()
+    done = checked.replace(pairs, reassociates=_REASSOCIATES, at=node)
     eliminate_dead_code(graph)
+    return done
+
+
+def _divide(graph: Graph, checked: Checked, node: Node) -> bool:
+    """Divides a loop (fission.py) of which a part is one over a cell, as that of two layers is."""
+    leaves = [value for value in node.inputs if value is not None]
+    for early in closed_groups(needed_states(graph, node)):
+        parts = fission(graph, node, early)
+        if parts is not None:
+            halves = parts.first, parts.second
+            if any(_CellLoop.of(graph, half, half.outputs) is not None for half in halves):
+                olds = [*parts.made, *zip(parts.remaining, parts.second.outputs, strict=True)]
+                read = [(old, new) for old, new in olds if old.uses or old in graph.outputs]
+                if checked.replace(read, leaves=leaves, at=node):
+                    eliminate_dead_code(graph)
+                    return True
+        eliminate_dead_code(graph)
+    return False
+
+
+@dataclass(frozen=True)
+class _CellLoop:
+    """A loop over a cell, by its results that are read, each with how it is made of the states."""
+
+    loop: ScanParts
+    cell: Cell
+    read: Sequence[Value]
+    plans: Sequence[tuple[Value, Plan]]
+
+    @classmethod
+    def of(cls, graph: Graph, node: Node, read: Collection[Value]) -> _CellLoop | None:
+        if not 1 <= attribute(node, "carried") <= 2 or not attribute(node, "scanned"):
+            return None
+        loop = ScanParts(graph, node)
+        states, items, carried = list(loop.initial), list(loop.stacked), loop.carried
+
+        def data(value: Value) -> torch.Tensor | None:
+            return known_data(loop.operands.get(value, value))
+
+        step = read_step(states, items, loop.body.outputs[:carried], data)
+        cell = None if step is None else read_cell(step)
+        if cell is None:
+            return None
+        varying = {*items, loop.body.outputs[cell.states[0]], states[cell.states[0]]}
+        plans: list[tuple[Value, Plan]] = []
+        for old, root in zip(node.outputs[carried:], loop.results, strict=True):
+            if old in read:
+                made = loop.planned(root, varying)
+                if made is None:
+                    return None
+                plans.append((old, made))
+        return cls(loop, cell, list(read), plans)
+
+    def replaced(self) -> list[tuple[Value, Value]]:
+        """What is read, with what takes its place."""
+        loop, cell = self.loop, self.cell
+        node, states = loop.node, list(loop.initial)
+        after, before = (values[cell.states[0]] for values in (loop.body.outputs, states))
+        build = Builder(loop.graph, node, node.loc)
+        known = dict(loop.stacked)
+        initial = [loop.initial[states[at]] for at in cell.states]
+        layer = _Layer(build, cell, list(known.values()), initial)
+        known[after] = layer.stacked
+        known[before] = layer.shifted() if _reads(self.plans, before) else layer.stacked
+        lasts = zip(cell.states, layer.finals, strict=True)
+        pairs = [(node.outputs[at], final) for at, final in lasts if node.outputs[at] in self.read]
+        return pairs + [(old, made.make(build, known, loop.outside)) for old, made in self.plans]
 
 
 def _reads(plans: Sequence[tuple[Value, Plan]], value: Value) -> bool:

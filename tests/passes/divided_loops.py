@@ -301,6 +301,75 @@ class Scalar(nn.Module):
         return torch.stack(given, 1)
 
 
+class Layers(nn.Module):
+    """Two LSTMs, of which each token goes through one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.low, self.high = nn.LSTMCell(WIDTH, WIDTH), nn.LSTMCell(WIDTH, WIDTH)
+        self.gru, self.rnn = nn.GRUCell(WIDTH, WIDTH), nn.RNNCell(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = g = d = torch.zeros_like(x[:, 0])
+        given = []
+        for t in range(x.shape[1]):
+            h, c = self.low(x[:, t], (h, c))
+            g, d = self.high(h + x[:, t], (g, d))
+            given.append(g + h)
+        return torch.stack(given, 1)
+
+
+class ThreeLayers(Layers):
+    """An LSTM, a GRU and an RNN, and the last state of each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = g = r = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            h, c = self.low(x[:, t], (h, c))
+            g = self.gru(h, g)
+            r = self.rnn(g, r)
+        return torch.stack([h, c, g, r], 1)
+
+
+class SideBySide(Layers):
+    """Two cells that read nothing of each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        g = r = torch.zeros_like(x[:, 0])
+        given = []
+        for t in range(x.shape[1]):
+            g, r = self.gru(x[:, t], g), self.rnn(x[:, t], r)
+            given.append(g * r)
+        return torch.stack(given, 1)
+
+
+class OfNoCell(Layers):
+    """A state that no operator has, of what an LSTM gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = s = torch.zeros_like(x[:, 0])
+        given = []
+        for t in range(x.shape[1]):
+            h, c = self.low(x[:, t], (h, c))
+            s = torch.sin(s + h)
+            given.append(s)
+        return torch.stack(given, 1)
+
+
+class Circle(Layers):
+    """Two cells that read what the other one gave."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        g = r = torch.zeros_like(x[:, 0])
+        given = []
+        for t in range(x.shape[1]):
+            g = self.gru(x[:, t] + r, g)
+            r = self.rnn(g, r)
+            given.append(g * r)
+        return torch.stack(given, 1)
+
+
 _ATTENTION = "attn.linear_attention"
 DIVIDED: dict[type[nn.Module], list[str]] = {
     Matrix: ["attn.scan", _ATTENTION, _ATTENTION],
@@ -313,6 +382,10 @@ DIVIDED: dict[type[nn.Module], list[str]] = {
     Recurrent: ["attn.recurrent", _ATTENTION],
     OfSquashed: ["attn.scan", _ATTENTION],
     TwoStages: ["attn.scan", _ATTENTION, "attn.scan", _ATTENTION],
+    Layers: ["attn.recurrent", "attn.recurrent"],
+    ThreeLayers: ["attn.recurrent", "attn.recurrent", "attn.recurrent"],
+    SideBySide: ["attn.recurrent", "attn.recurrent"],
+    OfNoCell: ["attn.recurrent", "attn.scan"],
 }
 """The loops and operators that come of one loop, in their order."""
 KEPT: dict[type[nn.Module], list[str]] = {
@@ -322,6 +395,7 @@ KEPT: dict[type[nn.Module], list[str]] = {
     OfWholeMatrix: ["isn't the product of one key and one value", "for tanh"],
     Momentum: ["isn't the product of one key and one value", "made of all of its state"],
     Titans: ["another state of the loop, and that one on it"] * 2,
+    Circle: ["no linear function of the state"],
     Scalar: ["no linear function of the state"],
 }
 """What is said of a loop that stays one."""

@@ -9,7 +9,7 @@ from torch.export import Dim
 from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, Remark, clone, interpret, verify
 from attngraph.passes import make
-from attngraph.passes.loops.fission import Group, ways
+from attngraph.passes.loops.fission import Group, closed_groups, ways
 from attngraph.passes.loops.loop_bodies import LoopBodies
 from tests.passes import divided_loops as written
 from tests.passes.divided_loops import WIDTH
@@ -92,3 +92,9 @@ def test_groups_that_read_no_others() -> None:
     assert list(ways(chain)) == [Group({0, 1}), Group({0})]
     circle = [Group(each) for each in ({0, 1}, {0, 1})]
     assert list(ways(circle)) == []
+
+
+def test_what_single_states_need() -> None:
+    needs = [Group(each) for each in ({0, 1}, {0, 1}, {0, 1, 2}, {3})]
+    assert closed_groups(needs) == [Group({3}), Group({0, 1}), Group({0, 1, 2})]
+    assert closed_groups([Group({0, 1}), Group({0, 1})]) == []
