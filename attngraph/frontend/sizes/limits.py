@@ -114,9 +114,11 @@ def settled_limits(
     for condition, _ in own:
         if unequal(condition) is not None and shown(condition) in kept:
             suspected.setdefault(shown(condition), condition)
-    for name, high in _largest_left_out(dims, wanted, places):
+    left_out = []
+    for name, high in _largest_left_out(dims, wanted):
         dims[name] = replace(dims[name], high=high)
-        kept.setdefault(shown(left := sympy.Ne(symbol(name), high)), left)
+        left_out.append(sympy.Ne(symbol(name), high))
+        kept.setdefault(shown(left_out[-1]), left_out[-1])
     for name, least in _unasked_ends(dims, said.known, wanted, said.later).items():
         dims[name] = replace(dims[name], low=1)
         suspected.setdefault(shown(least), least)
@@ -127,7 +129,8 @@ def settled_limits(
     chances = [
         each
         for each in kept.values()
-        if isinstance(each, sympy.Ne) and unequal(each) is None and not places.of(each)
+        if isinstance(each, sympy.Ne) and unequal(each) is None
+        if each in left_out or not places.of(each)
     ]
     known = tuple(each for each in kept.values() if each not in chances)
     require_asked(wanted, dims, known, places, refusal)
@@ -141,7 +144,7 @@ def settled_limits(
             if info.low == 1
         ),
         *(
-            Suspect(each, "", frozenset(), chance=True, refusal=_end_refused(each, wanted))
+            Suspect(each, "", frozenset(), chance=True, refusal=_end_refused(each, wanted, places))
             for each in chances
         ),
     )
@@ -261,28 +264,32 @@ def _unasked_ends(
 
 
 def _largest_left_out(
-    dims: Mapping[str, DimInfo], wanted: Mapping[str, Request], places: Places
+    dims: Mapping[str, DimInfo], wanted: Mapping[str, Request]
 ) -> list[tuple[str, int]]:
-    """The dims whose largest size a trace leaves out, though the model's code doesn't ask for that.
+    """The dims whose largest size a trace leaves out, with that size.
 
     Of a table that is taken whole torch asks whether it is: one more trace leaves that size out
-    (`excluded_largest`), and may well be right there.
+    (`excluded_largest`), and may well be right there. So it may be where the model's code asks, as
+    by `if n < len(table): table = table[:n]`.
     """
     return [
         (name, info.high + 1)
         for name, info in dims.items()
         if info.high is not None
         and info.high + 1 == asked(wanted.get(name))[1]
-        and not places.of_end(name, info.high + 1, info.high)
     ]
 
 
-def _end_refused(condition: Condition, wanted: Mapping[str, Request]) -> CaptureError | None:
+def _end_refused(
+    condition: Condition, wanted: Mapping[str, Request], places: Places
+) -> CaptureError | None:
     """The error where a condition is required and excludes an end that was asked for by number."""
     for name in symbols_of(condition) & wanted.keys():
         for end in (wanted[name].low, wanted[name].high):
             if end and at_sizes(condition, {symbol(name): sympy.Integer(end)}) == sympy.false:
-                return narrowed(wanted[name], shown(condition), "")
+                where = places.of_end(name, end, end - 1)
+                bound = f"{name} is at most {end - 1}" if where else shown(condition)
+                return narrowed(wanted[name], bound, where)
     return None
 
 
