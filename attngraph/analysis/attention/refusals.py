@@ -46,8 +46,8 @@ class Refusal(Enum):
     )
     POOLING = (
         "pooling",
-        "The softmax weighs each row's own values, by scores that no keys enter: pooling, or a "
-        "mixture.",
+        "The softmax weighs values that each row has of its own: pooling, a mixture, or attention "
+        "to neighbours that were gathered for the row.",
     )
     OF_KEYS_ALONE = (
         "pooling",

@@ -176,6 +176,8 @@ def assign(
         heads = [static[-1]]
     for atom in shared:
         if (atom not in in_key or atom not in in_value) and atom not in heads:
+            if atom not in in_query | in_key:
+                return "the values have an axis that queries and keys lack"
             side = "keys" if atom in in_key else "values"
             return f"the {side} differ from query to query"
     batch = [atom for atom in shared if atom not in heads]

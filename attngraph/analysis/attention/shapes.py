@@ -44,6 +44,7 @@ from attngraph.ir.traits import (
     LAYOUT,
     OPAQUE,
     PAD,
+    POINTWISE,
     REDUCTION,
     SCALE,
     SCATTER,
@@ -172,6 +173,14 @@ def without_roles(
 def synthesizer(logits: Logits) -> Declined | None:
     """Weights that a projection makes of each token alone (Tay et al., 2021)."""
     return Refusal.SYNTHESIZER.at(logits.node) if logits.is_projection else None
+
+
+def of_itself(anchor: Node, below: Below) -> Declined | None:
+    """A distribution that weighs what is made of it place by place, as its logarithms."""
+    start = origin(top(below.value).value, lambda node: node.op in POINTWISE)
+    if start.producer is not anchor:
+        return None
+    return Refusal.DISTRIBUTION.at(anchor, why="it weighs what is made of it, as an entropy does")
 
 
 # Scores that are not read as a product

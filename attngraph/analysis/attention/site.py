@@ -12,6 +12,7 @@ from attngraph.analysis.attention.roles import Roles, Stage, assign, pair_of, st
 from attngraph.analysis.attention.shapes import (
     additive,
     escapes,
+    of_itself,
     projection,
     renormalised,
     reused,
@@ -97,8 +98,10 @@ def _from_softmax(anchor: Node, *, shared: bool = False) -> Site | Declined | No
         is_projected = any(top(side).value.is_constant for side in product.sides)
         return len(set(pair[1].atoms) - values - set(resolve(product.summed))) * 2 + is_projected
 
-    if isinstance(below, Below) and (named := additive(anchor)) is not None:
-        return named
+    if isinstance(below, Below):
+        named = additive(anchor) or of_itself(anchor, below)
+        if named is not None:
+            return named
     sink = input_of(anchor, "sink") if anchor.op == SINK_SOFTMAX else None
     result = below.root.output.dtype if isinstance(below, Below) else anchor.output.dtype
     logits = read_logits(Operand(source, axes), keys, prefer, shifts=sink is None, result=result)

@@ -275,8 +275,7 @@ def _largest_left_out(
     return [
         (name, info.high + 1)
         for name, info in dims.items()
-        if info.high is not None
-        and info.high + 1 == asked(wanted.get(name))[1]
+        if info.high is not None and info.high + 1 == asked(wanted.get(name))[1]
     ]
 
 
