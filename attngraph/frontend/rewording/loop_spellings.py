@@ -1,20 +1,26 @@
 """Other spellings of loops over numbers, as the ones that python_loops.py reads.
 
 `steps = range(n)` that is gone through later is a range there, `while t < n` with `t += 1` at its
-end is a loop over a range, and `[None] * n`, of a size, is a list that waits for its elements.
+end is a loop over a range, and `[None] * n`, of a size, is a list that waits for its elements. What
+a step makes of each of a few things, `q, k = (x[:, t] for x in (queries, keys))`, is made of one
+after the other.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 from collections import Counter
 from collections.abc import Collection
 
 from attngraph.frontend.rewording.loop_names import loaded, stored_in
 from attngraph.frontend.rewording.loop_statements import located, parsed
+from attngraph.frontend.rewording.loop_turns import is_plain
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LEAVES = (ast.Break, ast.Continue)
+_SCOPES = (ast.Lambda, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""Syntax that gives a name of its own to something, or a name outside of it."""
 
 
 def spelled(function: ast.FunctionDef, helpers: str) -> ast.FunctionDef:
@@ -22,6 +28,7 @@ def spelled(function: ast.FunctionDef, helpers: str) -> ast.FunctionDef:
     function = _Ranges(function).visit(function)
     function = _Whiles(function).visit(function)
     function = _Continues().visit(function)
+    function = _Listed().visit(function)
     return _Blanks(helpers).visit(function)  # type: ignore[no-any-return]
 
 
@@ -133,6 +140,91 @@ class _Continues(ast.NodeTransformer):
                     )
                     return body[: at + 1]
         return body
+
+
+class _Listed(ast.NodeTransformer):
+    """Has a loop make a list of known things without a comprehension, whose slices are none of the
+    loop's own: `[f(a), f(b)]` for `[f(x) for x in (a, b)]` and for `map(lambda x: f(x), (a, b))`.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+        return node
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
+        self.generic_visit(node)
+        return self._each(node.elt, node.generators) or node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        self.generic_visit(node)
+        made: ast.expr | None = None
+        match node:
+            case ast.Assign(
+                targets=[ast.Tuple()],
+                value=ast.GeneratorExp(elt=element, generators=generators),
+            ):
+                made = self._each(element, generators)
+            case ast.Assign(
+                targets=[ast.Tuple()],
+                value=ast.Call(
+                    func=ast.Name(id="map"),
+                    args=[
+                        ast.Lambda(
+                            args=ast.arguments(
+                                posonlyargs=[],
+                                args=[ast.arg(arg=name)],
+                                vararg=None,
+                                kwonlyargs=[],
+                                kwarg=None,
+                                defaults=[],
+                            ),
+                            body=element,
+                        ),
+                        given,
+                    ],
+                    keywords=[],
+                ),
+            ):
+                own = ast.comprehension(ast.Name(name, ast.Store()), given, [], 0)
+                made = self._each(element, [own])
+        if made is not None:
+            node.value = located(ast.Tuple(made.elts, ast.Load()), node.value)
+        return node
+
+    def _each(self, element: ast.expr, generators: list[ast.comprehension]) -> ast.List | None:
+        """The elements by themselves; None where they aren't written down, or it isn't known that
+        the code is the same with one of them in the place of the name that stands for it.
+        """
+        match generators:
+            case [
+                ast.comprehension(
+                    target=ast.Name(id=name),
+                    iter=ast.Tuple(elts=given) | ast.List(elts=given),
+                    ifs=[],
+                    is_async=0,
+                )
+            ] if self._depth and all(map(is_plain, given)):
+                pass
+            case _:
+                return None
+        if any(isinstance(each, _SCOPES) for each in ast.walk(element)):
+            return None
+
+        class Standing(ast.NodeTransformer):
+            def __init__(self, own: ast.expr) -> None:
+                self._own = own
+
+            def visit_Name(self, node: ast.Name) -> ast.expr:
+                is_it = node.id == name
+                return located(copy.deepcopy(self._own), node) if is_it else node
+
+        made = [Standing(own).visit(copy.deepcopy(element)) for own in given]
+        return located(ast.List(made, ast.Load()), element)
 
 
 class _Blanks(ast.NodeTransformer):

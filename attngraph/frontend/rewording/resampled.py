@@ -73,12 +73,17 @@ def amid_blocks(sizes: Collection[int]) -> Longer:
     a part of as far from one row as from a whole block.
     """
     most = max(sizes, default=0)
+    tried = [length for length in range(2 * most + 2, 4 * most + 2) if is_amid(length, sizes)]
+    return (partial(_fixed, max(tried, key=partial(_apart, sizes))),) if tried else ()
 
-    def apart(length: int) -> int:
-        return min(min(length % size - 1, size - length % size) for size in sizes)
 
-    tried = [length for length in range(2 * most + 2, 4 * most + 2) if apart(length) > 0]
-    return (partial(_fixed, max(tried, key=apart)),) if tried else ()
+def is_amid(length: int, sizes: Collection[int]) -> bool:
+    """Whether a length is of several blocks of each size and a part, of two rows or more."""
+    return length >= 2 * max(sizes, default=0) + 2 and _apart(sizes, length) > 0
+
+
+def _apart(sizes: Collection[int], length: int) -> int:
+    return min(min(length % size - 1, size - length % size) for size in sizes)
 
 
 def _fixed(size: int, _: int) -> int:
@@ -156,6 +161,16 @@ def is_model(
         if not excludes:
             break
     return Extent.ALL
+
+
+def is_model_beyond(
+    program: ExportedProgram, module: torch.nn.Module, sample: Inputs, requests: Sequence[Request]
+) -> bool:
+    """The same at one size more of each dim, as far as the model takes that."""
+    roots = [each for each in requests if each.name == each.root and each.high != each.size]
+    longer = resized(sample, roots, BY_A_FEW[0])
+    fails = output_of(module, longer) is None
+    return fails or is_model(program, module, longer, ()) is not Extent.NONE
 
 
 def is_rounded_for_speed(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from attngraph.errors import UsageError
@@ -125,6 +125,20 @@ def is_held(program: ExportedProgram, request: Request) -> bool:
         if own != request.size and low <= own and (high is None or own <= high)
     ]
     return bool(others) and all(map(is_excluded, others))
+
+
+def gives_parts(program: ExportedProgram) -> bool:
+    """Whether the steps of a loop give tensors of a size that only a run tells, as a part does that
+    may end before the tensor: stacked they have one size in all steps.
+    """
+    bodies = [body for _, body in program.graph_module.named_modules()]
+    values = [
+        each.meta.get("val")
+        for body in bodies[1:]
+        if isinstance(body, torch.fx.GraphModule)
+        for each in body.graph.output_node().all_input_nodes
+    ]
+    return any(isinstance(each, torch.Tensor) and free_unbacked_symbols(each) for each in values)
 
 
 def asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:

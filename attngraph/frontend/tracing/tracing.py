@@ -22,8 +22,10 @@ from attngraph.frontend.rewording.resampled import (
     amid_blocks,
     beyond,
     comes_to,
+    is_amid,
     is_cut_for_memory,
     is_model,
+    is_model_beyond,
     is_rounded_for_speed,
     other_samples,
     output_of,
@@ -32,6 +34,7 @@ from attngraph.frontend.sizes.program_dims import (
     bounded,
     demanded,
     ended,
+    gives_parts,
     of_size,
     shape_env,
     turning,
@@ -56,7 +59,12 @@ def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
     known = Numbers(loops=loops, steps=subject.steps, rounded={} if elsewhere else None)
     numbers = known.copy()
     best, left = _most_open(subject, numbers, remedies, settled=False)
-    if left and (not isinstance(best, Traced) or best.refusal or _is_closed(best)):
+    of_blocks = () if best is None else _of_blocks(best, numbers)
+    if (
+        left
+        and not of_blocks
+        and (not isinstance(best, Traced) or best.refusal or _is_closed(best))
+    ):
         numbers, hurried = known.copy(), best
         best, _ = _most_open(subject, numbers, remedies, settled=True)
         if hurried is not None:
@@ -114,6 +122,20 @@ def _is_closed(traced: Traced) -> bool:
     return bool(traced.notes or bounded(traced.program, traced.asked))
 
 
+def _of_blocks(traced: Traced | CaptureError, numbers: Numbers) -> tuple[Request, ...]:
+    """The dims for which torch refuses an open trace of blocks, if it is for their remainder alone.
+
+    Where an axis is divided by a number, torch looks for the sizes that leave the sample's rest, as
+    in n = 4·m + 2, whether or not anything depends on it. What the trace demands is in its
+    conditions, which are compared with the model.
+    """
+    if not isinstance(traced, Traced) or not traced.scanned or not numbers.blocks:
+        return ()
+    refused = traced.refusal
+    is_of_rest = isinstance(refused, Specialised) and refused.multiple
+    return refused.requests if is_of_rest and not _is_closed(traced) else ()
+
+
 def _most_open(
     subject: Subject, numbers: Numbers, remedies: Remedies, *, settled: bool
 ) -> tuple[Traced | CaptureError | None, bool]:
@@ -141,10 +163,8 @@ def _most_open(
             if not is_rounded_for_speed(subject.module, subject.inputs, sized, numbers.functions):
                 numbers.rounded = None
                 continue
-        if isinstance(found, Traced) and found.scanned:
-            extent = is_model(found.program, subject.module, subject.inputs, ())
-            if extent is not Extent.ALL:
-                break
+        if isinstance(found, Traced) and found.scanned and not _is_scanned(found, subject):
+            break
         if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
             found = replace(found, refusal=best)  # which says it of what the model's code does
         best = found if best is None or _gets_past(best, found) else _better(best, found)
@@ -153,6 +173,16 @@ def _most_open(
         if (len(numbers), constant) == known:
             break
     return best, left
+
+
+def _is_scanned(found: Traced, subject: Subject) -> bool:
+    """Whether a trace with loops as scans is the model: steps that take parts of what a function
+    cuts give the sample's own size in each.
+    """
+    program, module, inputs = found.program, subject.module, subject.inputs
+    if is_model(program, module, inputs, ()) is not Extent.ALL:
+        return False
+    return not gives_parts(program) or is_model_beyond(program, module, inputs, subject.asked)
 
 
 def _elsewhere(
@@ -240,6 +270,9 @@ def _to_open(
     Where it leaves a dim at no size but the sample's, its conditions are of that size.
     """
     amid = amid_blocks(numbers.blocks)
+    if of_blocks := _of_blocks(traced, numbers):
+        is_typical = all(is_amid(request.size, numbers.blocks) for request in of_blocks)
+        return [] if is_typical else [(of_blocks, amid)]
     ways = _closed(traced, asked, in_blocks=bool(numbers.blocks))
     return [(requests, (*amid, *longer)) for requests, longer in ways]
 
