@@ -47,6 +47,26 @@ def _one_size(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return found
 
 
+def _cut_by_min(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Ends that are cut in both loops, and a scale of the length, which is open."""
+    length, found, root = q.shape[2], torch.zeros_like(q), q.shape[2] ** -0.5
+    for start in range(0, length, SIZE):
+        end = min(start + SIZE, length)
+        query = q[:, :, start:end]
+        most = torch.full((*query.shape[:3], 1), -torch.inf)
+        given, total = torch.zeros_like(query), torch.zeros_like(most)
+        for at in range(0, length, SIZE):
+            last = min(at + SIZE, length)
+            scores = query @ k[:, :, at:last].mT * root
+            larger = torch.maximum(most, scores.amax(-1, keepdim=True))
+            weights, before = (scores - larger).exp(), (most - larger).exp()
+            total = total * before + weights.sum(-1, keepdim=True)
+            given = given * before + weights @ v[:, :, at:last]
+            most = larger
+        found[:, :, start:end] = given / total
+    return found
+
+
 State = tuple[Tensor, Tensor, Tensor]
 
 
@@ -156,7 +176,9 @@ def _check(model: nn.Module, sizes: tuple[tuple[int, int], ...]) -> None:
 SIZES = ((1, 1), (2, 4), (3, 5), (2, 8), (2, 9), (2, 12), (1, 31), (2, 88))
 
 
-@pytest.mark.parametrize("code", [_one_size, _in_a_function], ids=lambda code: code.__name__)
+@pytest.mark.parametrize(
+    "code", [_one_size, _cut_by_min, _in_a_function], ids=lambda code: code.__name__
+)
 def test_blocks_of_queries_go_through_blocks_of_keys(
     code: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from attngraph.frontend.rewording.loop_statements import located
+from attngraph.frontend.rewording.loop_statements import called_name, located
 
 _PARTS = (ast.Name, ast.Constant, ast.Attribute, ast.BinOp, ast.Add, ast.Sub, ast.Mult)
 _KINDS = {"device", "dtype"}
@@ -93,7 +93,7 @@ class Blocks:
     def _sides(self, part: ast.expr) -> tuple[ast.expr, ast.expr] | None:
         """Of `min(start + size, length)`, what moves with the step and what limits it."""
         match part:
-            case ast.Call(func=ast.Name(id="min"), args=[one, other], keywords=[]):
+            case ast.Call(args=[one, other], keywords=[]) if called_name(part) == "min":
                 end, limit = (one, other) if self._moves(one) else (other, one)
                 if self._moves(end) and not self._moves(limit) and self._is_plain(limit):
                     return end, limit
@@ -131,7 +131,7 @@ class Blocks:
                 return sides[limited]
 
         made: ast.expr = Resolving().visit(self._spelled(part, _DEPTH))
-        is_read = not any(ast.unparse(each).startswith(("min(", "max(")) for each in others)
+        is_read = not any(called_name(each) in ("min", "max") for each in others)
         return made if is_read and self._is_plain(made) else None
 
     def without_ends(self, body: list[ast.stmt], after: Collection[str]) -> list[ast.stmt]:
@@ -179,7 +179,7 @@ def _is_arithmetic(value: ast.expr) -> bool:
     for each in ast.walk(value):
         if not isinstance(each, (*_PARTS, ast.expr_context, ast.Subscript, ast.Call)):
             return False
-        if isinstance(each, ast.Call) and ast.unparse(each.func) not in ("min", "max", "len"):
+        if isinstance(each, ast.Call) and called_name(each) not in ("min", "max", "len"):
             return False
     return True
 

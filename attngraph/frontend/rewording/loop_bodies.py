@@ -13,6 +13,7 @@ from attngraph.frontend.rewording.loop_in_place import apart
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import counted, loaded, read_first, stored, stored_in
 from attngraph.frontend.rewording.loop_statements import (
+    HELPERS,
     Plain,
     added_to,
     assigned_to,
@@ -20,8 +21,6 @@ from attngraph.frontend.rewording.loop_statements import (
     parsed,
 )
 
-HELPERS = "__attngraph_loops__"
-"""The global name under which a rewritten function finds what it calls."""
 _LEAVES = (
     *(ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Await),
     *(ast.Global, ast.Nonlocal, ast.Delete, ast.Try, ast.With),

@@ -41,12 +41,15 @@ def scanned(
     places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     others = [at for at in range(len(leaves)) if at not in places]
     sized = {at: torch.zeros(size, 0) for at, size in enumerate(kept) if _is_dim(size)}
+    ratios = _ratios(kept) if places else {}
 
     def step(carry: list[torch.Tensor], now: list[torch.Tensor], kept: Sequence[Any]) -> Any:
         own = list(leaves)
         for at, leaf in zip(places, carry, strict=True):
             own[at] = leaf
         own_kept = [sized[at].shape[0] if at in sized else value for at, value in enumerate(kept)]
+        for at, number in ratios.items():
+            own_kept[at] = number.item()
         after, made = call(now[0], pytree.tree_unflatten(own, spec), now[1:], own_kept)
         last = [after[at] for at in new]
         for at in lost:
@@ -183,6 +186,18 @@ def _widen(
 def _sizes(value: torch.Tensor) -> list[Any]:
     """As expressions, whose comparison asks a trace nothing."""
     return [expr_of(size) for size in value.shape]
+
+
+def _ratios(kept: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """By its place each number that is computed of sizes and isn't whole: a step gets it back from
+    a tensor of all its digits as a number, which leaves a product the type of its tensor.
+    """
+    found = {}
+    for at, each in enumerate(kept):
+        if isinstance(each, torch.SymFloat):
+            ratio: Any = each
+            found[at] = torch.full((), ratio, dtype=torch.float64)
+    return found
 
 
 def _is_dim(value: Any) -> bool:

@@ -158,11 +158,12 @@ class _Listed(ast.NodeTransformer):
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
         self.generic_visit(node)
-        return self._each(node.elt, node.generators) or node
+        made = self._each(node.elt, node.generators)
+        return node if made is None else located(ast.List(made, ast.Load()), node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         self.generic_visit(node)
-        made: ast.expr | None = None
+        made: list[ast.expr] | None = None
         match node:
             case ast.Assign(
                 targets=[ast.Tuple()],
@@ -193,10 +194,12 @@ class _Listed(ast.NodeTransformer):
                 own = ast.comprehension(ast.Name(name, ast.Store()), given, [], 0)
                 made = self._each(element, [own])
         if made is not None:
-            node.value = located(ast.Tuple(made.elts, ast.Load()), node.value)
+            node.value = located(ast.Tuple(made, ast.Load()), node.value)
         return node
 
-    def _each(self, element: ast.expr, generators: list[ast.comprehension]) -> ast.List | None:
+    def _each(
+        self, element: ast.expr, generators: list[ast.comprehension]
+    ) -> list[ast.expr] | None:
         """The elements by themselves; None where they aren't written down, or it isn't known that
         the code is the same with one of them in the place of the name that stands for it.
         """
@@ -223,8 +226,7 @@ class _Listed(ast.NodeTransformer):
                 is_it = node.id == name
                 return located(copy.deepcopy(self._own), node) if is_it else node
 
-        made = [Standing(own).visit(copy.deepcopy(element)) for own in given]
-        return located(ast.List(made, ast.Load()), element)
+        return [Standing(own).visit(copy.deepcopy(element)) for own in given]
 
 
 class _Blanks(ast.NodeTransformer):

@@ -8,6 +8,9 @@ from typing import TypeVar
 
 from attngraph.frontend.rewording.loop_names import loaded, stored_in
 
+HELPERS = "__attngraph_loops__"
+"""The global name under which a rewritten function finds what it calls."""
+
 _Node = TypeVar("_Node", bound=ast.AST)
 
 
@@ -97,6 +100,18 @@ def _appends(statements: Sequence[ast.stmt]) -> dict[str, tuple[ast.Expr, ast.ex
             ) if name not in behind and added_to(statements)[name] == ["append"]:
                 found[name] = statement, value
     return found
+
+
+def called_name(node: ast.AST) -> str:
+    """The name of a function that is called by it, such as Python's min, which a loop around may
+    have made ours; "" of anything else.
+    """
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=of), attr=name)) if of == HELPERS:
+            return name
+    return ""
 
 
 def located(node: _Node, at: ast.AST) -> _Node:

@@ -23,12 +23,12 @@ from types import CodeType, FunctionType
 from typing import Any
 from unittest.mock import patch
 
-from attngraph.frontend.rewording.loop_bodies import HELPERS, Body
+from attngraph.frontend.rewording.loop_bodies import Body
 from attngraph.frontend.rewording.loop_choices import PLAIN
 from attngraph.frontend.rewording.loop_lists import Lists, Unread
 from attngraph.frontend.rewording.loop_names import loaded, read_after, stored
 from attngraph.frontend.rewording.loop_spellings import spelled
-from attngraph.frontend.rewording.loop_statements import parsed
+from attngraph.frontend.rewording.loop_statements import HELPERS, parsed
 from attngraph.frontend.rewording.loop_steps import Helpers
 from attngraph.frontend.rewording.loop_turns import range_of
 from attngraph.frontend.rewording.row_loops import counted

@@ -132,8 +132,9 @@ def _of_blocks(traced: Traced | CaptureError, numbers: Numbers) -> tuple[Request
     if not isinstance(traced, Traced) or not traced.scanned or not numbers.blocks:
         return ()
     refused = traced.refusal
-    is_of_rest = isinstance(refused, Specialised) and refused.multiple
-    return refused.requests if is_of_rest and not _is_closed(traced) else ()
+    if not isinstance(refused, Specialised) or not refused.multiple or _is_closed(traced):
+        return ()
+    return refused.requests
 
 
 def _most_open(
