@@ -17,19 +17,19 @@ from attngraph.ir.types import TensorType
 
 def missing_sizes(body: Graph) -> list[str]:
     """The dims that nodes read before any value tells them."""
-    known = {
-        name
-        for value in body.inputs
-        if isinstance(value.type, TensorType)
-        for dim in filter(tells, value.type.shape)
-        for name in symbols_of(dim)
-    }
+    known = set[str]().union(*map(_told, body.inputs))
     missing: set[str] = set()
     for node in body:
         missing |= symbols_of(list(node.attrs.values())) - known
-        for value in node.outputs:
-            known |= value.type.symbols
+        known = known.union(*map(_told, node.outputs))
     return sorted(missing)
+
+
+def _told(value: Value) -> frozenset[str]:
+    """The dims that a value tells by its size, or by being one."""
+    if not isinstance(value.type, TensorType):
+        return value.type.symbols
+    return frozenset().union(*map(symbols_of, filter(tells, value.type.shape)))
 
 
 def give_sizes(body: Graph, build: Builder) -> list[Value]:

@@ -164,6 +164,28 @@ def _of_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(found, 2)
 
 
+def _below(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The first has none, of which there is no scan: one more counts for nothing."""
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        state = torch.zeros_like(_block(q, 0))
+        for j in range(i):
+            state = state * 0.5 + k[:, :, j * SIZE : (j + 1) * SIZE]
+        found.append(state)
+    return torch.cat(found, 2)
+
+
+def _of_earlier_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A number that would be infinite in the step that counts for nothing."""
+    found = []
+    for t in range(q.shape[2]):
+        given = v[:, :, t]
+        for s in range(t):
+            given = given + v[:, :, s] * torch.tanh(k[:, :, t]) / (t - s)
+        found.append(given)
+    return torch.stack(found, 2)
+
+
 def _check(model: nn.Module, sizes: tuple[tuple[int, int], ...]) -> None:
     torch.manual_seed(0)
     dims = {0: Dim("batch", max=8), 1: Dim("length", max=100)}
@@ -187,7 +209,7 @@ def test_blocks_of_queries_go_through_blocks_of_keys(
 
 @pytest.mark.parametrize(
     "code",
-    [_in_a_function, _masked, _up_to_the_diagonal, _up_to_a_place],
+    [_in_a_function, _masked, _up_to_the_diagonal, _up_to_a_place, _below],
     ids=lambda code: code.__name__,
 )
 def test_whole_blocks_of_queries_go_through_blocks_of_keys(
@@ -196,19 +218,11 @@ def test_whole_blocks_of_queries_go_through_blocks_of_keys(
     _check(Padded(code), SIZES)
 
 
-def test_a_loop_up_to_the_step_around_it() -> None:
-    _check(Attends(_of_rows), SIZES)
-
-
-def _below(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The first has none, of which there is no scan."""
-    found = []
-    for i in range(q.shape[2] // SIZE):
-        state = torch.zeros_like(_block(q, 0))
-        for j in range(i):
-            state = state * 0.5 + k[:, :, j * SIZE : (j + 1) * SIZE]
-        found.append(state)
-    return torch.cat(found, 2)
+@pytest.mark.parametrize("code", [_of_rows, _of_earlier_rows], ids=lambda code: code.__name__)
+def test_a_loop_up_to_the_step_around_it(
+    code: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    _check(Attends(code), SIZES)
 
 
 def _beyond(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -256,8 +270,22 @@ def _listed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(found, 2)
 
 
+def _begun_by_none(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What is there after steps of which the first block has none."""
+    found = []
+    for i in range(q.shape[2] // SIZE):
+        state = None
+        for j in range(i):
+            key = k[:, :, j * SIZE : (j + 1) * SIZE]
+            state = key if state is None else state * 0.5 + key
+        found.append(_block(q, 0) if state is None else state)
+    return torch.cat(found, 2)
+
+
 @pytest.mark.parametrize(
-    "code", [_below, _beyond, _fewer, _left_by_the_last, _listed], ids=lambda code: code.__name__
+    "code",
+    [_begun_by_none, _beyond, _fewer, _left_by_the_last, _listed],
+    ids=lambda code: code.__name__,
 )
 def test_other_loops_up_to_a_step_are_refused(
     code: Callable[[Tensor, Tensor, Tensor], Tensor],

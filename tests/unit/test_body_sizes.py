@@ -44,9 +44,13 @@ def test_sizes_that_no_input_has_are_missing() -> None:
     assert torch.equal(result, torch.full((5, 4), 3.0))
 
 
-def test_a_number_of_blocks_says_of_no_length_how_many_they_are() -> None:
+@pytest.mark.parametrize("first", ["", "%v = aten.relu(%x)\n  "])
+def test_a_number_of_blocks_says_of_no_length_how_many_they_are(first: str) -> None:
+    """Nor does what is computed of them."""
     body = parse(
-        BODY.replace("m = 2 in 1..64", "k = 2 in 1..64").replace("[m, 4]", "[(n + 3)//4, 4]")
+        BODY.replace("m = 2 in 1..64", "k = 2 in 1..64")
+        .replace("[m, 4]", "[(n + 3)//4, 4]")
+        .replace("%y = ", f"{first}%y = ")
     )
     assert missing_sizes(body) == ["n"]
     give_sizes(body, Builder(parse(AROUND)))

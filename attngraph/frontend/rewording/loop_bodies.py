@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from attngraph.frontend.rewording.loop_blocks import Blocks, Taken
 from attngraph.frontend.rewording.loop_choices import Choosing
 from attngraph.frontend.rewording.loop_in_place import apart
+from attngraph.frontend.rewording.loop_lags import Place, ahead, latest
 from attngraph.frontend.rewording.loop_lists import Unread
 from attngraph.frontend.rewording.loop_names import counted, loaded, read_first, stored, stored_in
 from attngraph.frontend.rewording.loop_statements import (
@@ -44,13 +45,6 @@ class _Filled(NamedTuple):
     firm: bool = False
 
 
-class _Place(NamedTuple):
-    """A list of which step t reads the element t + offset, taken for the last one there is."""
-
-    name: str
-    offset: int
-
-
 class Body:
     """The body of a loop over `index`, as statements of a function.
 
@@ -73,7 +67,7 @@ class Body:
         self.rows: dict[str, Taken] = {}
         self.before: dict[str, str] = {}
         self.some: list[str] = []
-        self.places: list[_Place] = []
+        self.places: list[Place] = []
         self.changed: set[str] = set()
         if any(isinstance(each, _LEAVES) for part in statements for each in ast.walk(part)):
             raise Unread
@@ -87,7 +81,7 @@ class Body:
         self.changed = self._changed(statements)
         for statement in statements:
             self._fill(statement)
-        self.counted = counted(index, statements)
+        self.counted, self._last = counted(index, statements), latest(index, statements)
         slices = _Slices(self)
         self.statements = [slices.visit(statement) for statement in statements]
         unset = [f"{name} = {HELPERS}.nothing" for name in self.some]
@@ -257,18 +251,16 @@ class Body:
         made = next((own for own, each in self.appended.items() if each[:2] == (of, False)), None)
         if made is None:
             return None
-        back = -1
         match node.slice:
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(count))):
                 back = -count
-            case ast.Name(id=name) if name == self.index:
-                self.places.append(_Place(of, 0))
-            case ast.BinOp(left=ast.Name(id=name), op=sign, right=ast.Constant(value=int(count))):
-                if name != self.index or not isinstance(sign, (ast.Add, ast.Sub)):
-                    return None
-                self.places.append(_Place(of, count if isinstance(sign, ast.Add) else -count))
             case _:
-                return None
+                offset = ahead(self.index, node.slice)
+                if offset is None:
+                    return None
+                last = self._last[of]
+                back = offset - last - 1
+                self.places.append(Place(of, last, -back))
         if back >= 0 or back < -_BACK:
             return None
         for count in range(1, -back + 1):

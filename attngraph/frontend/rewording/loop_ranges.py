@@ -46,14 +46,16 @@ class Range:
         return Range(self.last, self.start - self.step, -self.step)
 
     def from_none(self) -> Range:
-        """The range from 0, of one that begins at 1 and may have one step or none: neither torch
-        nor ONNX has such a loop.
+        """With the number before its first one, of a range that begins at 1 or 2 and may have one
+        step or none: neither torch nor ONNX has such a loop.
         """
         count = self.stop - self.start
         is_short = isinstance(count, torch.SymInt) and not statically_known_true(count >= 2)
-        is_from_one = self.step == 1 and type(self.start) is int and self.start == 1
+        is_from_one = self.step == 1 and type(self.start) is int and self.start in (1, 2)
         is_to_size = isinstance(self.stop, torch.SymInt) and self.stop.node.expr.is_Symbol
-        return Range(0, self.stop, 1) if is_short and is_from_one and is_to_size else self
+        return (
+            Range(self.start - 1, self.stop, 1) if is_short and is_from_one and is_to_size else self
+        )
 
     def least(self, after: int) -> Any:
         """The least number behind so many steps, if that is known."""

@@ -32,7 +32,7 @@ from attngraph.frontend.rewording.loop_parts import Parts
 from attngraph.frontend.rewording.loop_ranges import Places, Range, Slices, expr_of, is_equal
 from attngraph.frontend.rewording.loop_scan import joined, scanned
 from attngraph.frontend.rewording.loop_shorter import Ends, with_shorter_one
-from attngraph.frontend.rewording.loop_up_to import counting_up_to, up_to
+from attngraph.frontend.rewording.loop_up_to import Until, counting_up_to, up_to
 from attngraph.ir.dims import divide
 
 
@@ -49,11 +49,12 @@ class Helpers(Lists, Choices, Changes):
     """The sizes of blocks of which the last may be shorter."""
 
     @staticmethod
-    def is_open(bounds: Sequence[Any] | None, places: Sequence[tuple[Any, int]] = ()) -> bool:
+    def is_open(bounds: Sequence[Any] | None, places: Sequence[tuple[Any, int, int]] = ()) -> bool:
         """Whether a loop over these goes up to a size.
 
         Of the lists in `places` it is the last element that a step reads at its own place and an
-        offset, if they are as long as that now.
+        offset, if they are as long as that now. Of a list of which it reads several elements, from
+        the last one on, all are to be there: Python counts places below 0 from the end.
         """
         if bounds is None or not all(_are_last(*each, bounds) for each in places):
             return False
@@ -183,7 +184,7 @@ class Helpers(Lists, Choices, Changes):
         wanted: Sequence[bool] = (),
         held: Sequence[Callable[[], Any]] = (),
         by_first: bool = False,
-        until: Any = None,
+        until: Until | None = None,
     ) -> tuple[list[Any], list[Any]] | None:
         """What the last step carries out, and the steps' results, stacked; None where it may be a
         shorter one, and the others are no scan: that may be one block, as the code stands.
@@ -191,7 +192,7 @@ class Helpers(Lists, Choices, Changes):
         Of what isn't there before the first step, only what is `wanted` is carried out. A size
         among what is `held`, which no step changes, is told to the steps by a tensor. Where the
         steps ask `by_first` which one they are, or begin with None, the first one is traced apart.
-        Steps from the number `until` on count for nothing.
+        Steps from where `until` stops on count for nothing.
         """
         if Lists.steps:  # of fixed numbers of steps, one scan within another takes longer
             with patch.object(Lists, "steps", frozenset()):
@@ -200,7 +201,8 @@ class Helpers(Lists, Choices, Changes):
         sequences = [_read(steps, each) for each in sequences]
         given, kept = [defined(value) for value in initial], [defined(value) for value in held]
         if until is not None:
-            kept, body = [*kept, until], counting_up_to(body, len(initial), wanted)
+            kept = [*kept, until.stop]
+            body = counting_up_to(body, len(initial), wanted, is_some=until.is_some)
         alone = by_first or any(leaf is None for leaf in pytree.tree_leaves(given))
         is_cut = any(steps.is_cut(*each) for each in sequences if not _is_blank(each))
         are_places = not any(block for _, _, block in sequences)
@@ -384,14 +386,16 @@ def _is_blank(taken: Slices) -> bool:
     return isinstance(of, Blank) and not of.is_full and axis == 0 and block is None
 
 
-def _are_last(value: Any, offset: int, bounds: Sequence[Any]) -> bool:
-    """Whether a list of numbered elements ends where the first step of a range reads it."""
+def _are_last(value: Any, offset: int, count: int, bounds: Sequence[Any]) -> bool:
+    """Whether a list of numbered elements ends where the first step of a range reads it, and has
+    the others that it reads.
+    """
     first = 0 if len(bounds) == 1 else bounds[0]
     are_numbered = isinstance(value, list) and not isinstance(value, Steps)
     is_one_by_one = len(bounds) < 3 or bounds[2] == 1
-    return (
-        are_numbered and is_one_by_one and type(first) is int and (len(value) == first + offset + 1)
-    )
+    if not are_numbered or not is_one_by_one or type(first) is not int:
+        return False
+    return len(value) == first + offset + 1 and (count == 1 or len(value) >= count)
 
 
 def _is_number(item: Any) -> bool:

@@ -2,13 +2,14 @@
 
 Neither torch nor ONNX has a scan of as many steps as a tensor says. Where the bounds are affine in
 the number of the step around them, the inner loop has as many steps as the longest one needs, and
-those that the code doesn't have carry on what they are given.
+those that the code doesn't have carry on what they are given. If the first step has none, as
+of `range(i)`, it has one more: there is no scan without a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -20,20 +21,27 @@ from attngraph.frontend.rewording.loop_ranges import Range
 Bounds = Sequence[Any]
 
 
-def up_to(known: Known, bounds: Bounds, of: Callable[[Any], Bounds]) -> tuple[Bounds, Any]:
+class Until(NamedTuple):
+    """Where the range of a step stops, and whether that of each step has a number."""
+
+    stop: torch.Tensor
+    is_some: bool
+
+
+def up_to(known: Known, bounds: Bounds, of: Callable[[Any], Bounds]) -> tuple[Bounds, Until | None]:
     """Of a range in a step of which something is `known`, and of whose number these are the bounds:
-    those of the longest one, and where that of this step stops; None if it is no tensor.
+    those of the longest one, and until where that of this step goes; None if it is no tensor.
     """
     stop = Range.of(bounds).stop
     if known.steps is None or not isinstance(stop, torch.Tensor) or stop.dtype != torch.int64:
         return bounds, None
     longest = _longest(known.steps, of)
-    return (bounds, None) if longest is None else (longest, stop)
+    return (bounds, None) if longest is None else (longest[0], Until(stop, longest[1]))
 
 
-def _longest(steps: Range, of: Callable[[Any], Bounds]) -> Bounds | None:
+def _longest(steps: Range, of: Callable[[Any], Bounds]) -> tuple[Bounds, bool] | None:
     """Of ranges whose bounds are affine in the numbers of the steps, that which has the numbers of
-    all of them, if each has one and the next no fewer; None if that isn't known.
+    all of them, if the next has no fewer, and whether each has one; None if that isn't known.
     """
     if type(steps.start) is not int or steps.step < 0:
         return None
@@ -45,15 +53,18 @@ def _longest(steps: Range, of: Callable[[Any], Bounds]) -> Bounds | None:
         return None
     if any(each != (first.start, first.step) for each in others):
         return None
-    is_longer = first.start < first.stop <= second.stop
-    return (first.start, last.stop, first.step) if is_longer else None
+    if first.stop > second.stop:
+        return None
+    is_some = first.start < first.stop
+    more = 0 if is_some else first.start - first.stop + first.step
+    return (first.start, last.stop + more, first.step), is_some
 
 
 def counting_up_to(
-    body: Callable[..., Any], count: int, wanted: Sequence[bool]
+    body: Callable[..., Any], count: int, wanted: Sequence[bool], *, is_some: bool
 ) -> Callable[..., Any]:
     """Steps that take where they stop as one more, and from there on carry on what they are given:
-    the first `count` of the rest, of which some are `wanted`. The first one always counts.
+    the first `count` of the rest, of which some are `wanted`. The first one counts if it `is_some`.
     """
 
     def step(known: Known, number: Any, *args: Any) -> Any:
@@ -61,7 +72,7 @@ def counting_up_to(
         after, made = body(known, number, *own)
         if made:
             raise Unread("lists and rows of as many steps as a number in a tensor says")
-        if known.is_it:
+        if known.is_it and is_some:
             return after, made
         given = own[:count]
         if any(

@@ -152,7 +152,7 @@ class _Writer(ast.NodeTransformer):
         wanted = [name in after or name in body.before for name in carried]
         sequences = ", ".join(map(str, body.sequences.values()))
         rows = ", ".join(map(str, body.rows.values()))
-        lists = ", ".join(f"({each.name}, {each.offset})" for each in body.places)
+        lists = ", ".join(f"({each.name}, {each.offset}, {each.depth})" for each in body.places)
         is_open, until = f"__open_{body.number}", "None"
         written: list[str] = []
         if self._around and not turn and (moved := self._around[-1].blocks.of_index(call.args)):
