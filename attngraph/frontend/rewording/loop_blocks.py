@@ -100,21 +100,36 @@ class Blocks:
         return None
 
     def sized(self, statement: ast.stmt, helpers: str, known: str) -> ast.stmt:
-        """With a number of the step, as `end - start`, asked of our helpers: it may be the size of
-        the blocks, which all of them have but the last one.
+        """With numbers of the step asked of our helpers, one that has a name or is how far two are
+        apart, as `end - start`: it may be the size of the blocks, which all have but the last one.
         """
-        if not isinstance(statement, ast.Assign) or _gives(statement) not in self._known:
-            return statement
-        of_all, of_last = (
-            self._resolved(self._known[_gives(statement)], limited=limited)
-            for limited in (False, True)
-        )
+        blocks = self
+
+        class Sizing(ast.NodeTransformer):
+            def visit_Assign(self, node: ast.Assign) -> ast.AST:
+                if node is statement and _gives(node) in blocks._known:
+                    node.value = blocks._asked(node.value, helpers, known) or node.value
+                    return node
+                return self.generic_visit(node)
+
+            def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+                if isinstance(node.op, ast.Sub) and _is_arithmetic(node):
+                    sides = (blocks._spelled(side, _DEPTH) for side in (node.left, node.right))
+                    if all(map(blocks._moves, sides)):
+                        return blocks._asked(node, helpers, known) or node
+                return self.generic_visit(node)
+
+        made: ast.stmt = Sizing().visit(statement)
+        return made
+
+    def _asked(self, number: ast.expr, helpers: str, known: str) -> ast.expr | None:
+        """A number of the step as a call of our helpers; None where that isn't known."""
+        of_all, of_last = (self._resolved(number, limited=limited) for limited in (False, True))
         if of_all is None or of_last is None or not self._moves(of_all):
-            return statement
+            return None
         told = (f"lambda {self._index}: {ast.unparse(each)}" for each in (of_all, of_last))
         call = f"{helpers}.of_block({known}, {self._index}, {', '.join(told)})"
-        statement.value = located(ast.parse(call, mode="eval").body, statement)
-        return statement
+        return located(ast.parse(call, mode="eval").body, number)
 
     def _resolved(self, part: ast.expr, *, limited: bool) -> ast.expr | None:
         """With the side that a block's end has in the place of each min; None if one is of no
