@@ -127,3 +127,39 @@ def test_few_or_wide_channels_are_the_operators(keys: int, features: int, rate: 
   return %y, %b""")
     assert "LinearAttention" in op_types(model)
     assert "Scan" not in op_types(model)
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("length", ["1", "16", "40", "seq"])
+@pytest.mark.parametrize("heads", ["heads = 2, kv_heads = 2", "heads = 4, kv_heads = 2"])
+def test_values_are_filled_up_to_what_the_kernel_takes_at_a_time(
+    heads: str, length: str, past: bool
+) -> None:
+    """Of few tokens, for which that takes longer, they aren't."""
+    width = 8 if "heads = 2," in heads else 16
+    operands = f"{'%s' if past else 'none'}, %g, %b"
+    model = check(
+        f"""
+  input %q : f32[batch, {length}, {width}]
+  input %k : f32[batch, {length}, 8]
+  input %v : f32[batch, {length}, 48]
+  input %s : f32[batch, 2, 4, 24]
+  input %x : f32[batch, {length}, 2]
+  %b = aten.sigmoid(%x)
+  %g = aten.log_sigmoid(%x)
+  %y, %z = attn.linear_attention(%q, %k, %v, {operands}) {{{heads}, scale = 0.5}}
+  return %y, %z, %s""",
+        sizes=[{"batch": 2, "seq": seq, "keys": 1} for seq in (1, 16, 17, 40)],
+    )
+    found = op_types(model)
+    assert ("Pad" in found) == (length == "40")
+    assert ("If" in found) == (length == "seq")
+
+
+def test_what_the_kernel_takes_at_once_stays_one_operator() -> None:
+    model = check("""
+  input %q : f32[batch, seq, 8]
+  input %v : f32[batch, seq, 64]
+  %y, %z = attn.linear_attention(%q, %q, %v) {heads = 2, kv_heads = 2, scale = 0.5}
+  return %y, %z""")
+    assert op_types(model) == ["LinearAttention"]
