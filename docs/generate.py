@@ -25,7 +25,7 @@ from attngraph.passes import label_of, purpose_of, run
 from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.loops.loop_bodies import LoopBodies
 from bench import page as benchmarks
-from bench import versions
+from bench import two_keys, versions
 from examples import eager_attention, make_checkpoint
 from tests.fuzz import results as fuzz
 from tests.gpu.page import page as gpu_page
@@ -227,6 +227,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "session": session,
     "figures": figures,
     "tutorial": tutorial,
+    "two-keys": two_keys.page,
     "versions": versions.page,
 }
 
