@@ -193,7 +193,7 @@ def _asinh(x: Tensor) -> Tensor:
 @double("aten.acosh")
 def _acosh(x: Tensor) -> Tensor:
     below = x - 1
-    found = torch.log1p(below + torch.sqrt(below * (x + 1)))
+    found = torch.log1p(below + torch.sqrt(below) * torch.sqrt(x + 1))  # NaN below 1
     return torch.where(x > 1e100, torch.log(x) + math.log(2), found)
 
 
