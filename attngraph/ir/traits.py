@@ -276,11 +276,12 @@ TRUTH = _trait("truth", "any any.dim any.dims all all.dim all.dims")
 OPAQUE = _trait(
     "opaque",
     "_adaptive_avg_pool3d _cdist_forward cdist _grouped_mm _int_mm _local_scalar_dense "
-    "_pdist_forward "
-    "_native_batch_norm_legit_functional native_batch_norm "
+    "_pdist_forward _prelu_kernel prelu "
+    "_native_batch_norm_legit_functional native_batch_norm instance_norm "
     "adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-    "as_strided avg_pool2d avg_pool3d bucketize.Scalar bucketize.Tensor conj cosine_similarity "
+    "as_strided avg_pool1d avg_pool2d avg_pool3d bucketize.Scalar bucketize.Tensor conj "
+    "cosine_similarity "
     "cross_entropy_loss diag diag_embed diagonal diagonal_copy diff embedding_bag "
     "embedding_bag.padding_idx eye eye.m grid_sampler_3d hamming_window isin.Tensor_Scalar "
     "isin.Tensor_Tensor item kthvalue "

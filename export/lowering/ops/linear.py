@@ -15,6 +15,8 @@ from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 from attngraph.ir.ops import input_of
 
+_EXACT_SUMS = 1024  # products of two bytes whose sum a float32 holds
+
 
 @register_lowering("aten.linear")
 def lower_linear(ctx: LoweringContext, node: Node) -> ir.Value:
@@ -35,8 +37,17 @@ def lower_matmul(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("aten._int_mm")
 def lower_integer_product(ctx: LoweringContext, node: Node) -> ir.Value:
-    """Of int8 by int8 in int32, as hand-written quantized linears compute it."""
-    return ctx.op("MatMulInteger", *(ctx.value(each) for each in node.inputs if each is not None))
+    """Of int8 by int8 in int32, as hand-written quantized linears compute it.
+
+    In floats that hold every sum of products: `MatMulInteger` may add two of them in 16 bits, which
+    saturate, on CPUs without VNNI.
+    """
+    left, right = (value for value in node.inputs if value is not None)
+    depth = left.shape[1]
+    is_short = isinstance(depth, int) and depth <= _EXACT_SUMS
+    dtype = torch.float32 if is_short else torch.float64
+    sides = (ctx.cast(ctx.value(side), dtype) for side in (left, right))
+    return ctx.cast(ctx.op("MatMul", *sides), torch.int32)
 
 
 @register_lowering("aten.addmm")

@@ -204,7 +204,24 @@ def test_a_product_of_bytes_is_in_32_bits() -> None:
     model, x = Codes(), torch.tensor([[-128, -128, 127, -128], [127] * 4, [0, 1, 2, 3]])
     dims = ({0: Dim("n", max=64)},)
     graph = capture(model, (x[:2].to(torch.int8),), dynamic_shapes=dims).graph
-    model_file = lower(graph)
-    assert "MatMulInteger" in op_types(model_file)
-    (found,) = run(session_of(model_file), [x.to(torch.int8)])
+    (found,) = run(session_of(lower(graph)), [x.to(torch.int8)])
     assert_same(found, (x.int() @ weight.int()), "bytes")
+
+
+@pytest.mark.parametrize("depth", [1024, 1025, 5000])
+def test_a_long_product_of_bytes_is_exact(depth: int) -> None:
+    weight = torch.full((depth, 2), -128, dtype=torch.int8)
+
+    class Codes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch._int_mm(x, self.codes)
+
+    x = torch.full((3, depth), -128, dtype=torch.int8)
+    x[1, ::2] = 127
+    x[2, 0] = -127
+    (found,) = run(session_of(lower(capture(Codes(), (x,)).graph)), [x])
+    assert_same(found, x.int() @ weight.int(), "bytes")
