@@ -50,7 +50,10 @@ def narrowed(
     fixes = "\n".join(match[0] for match in matches if match)
     # torch refines named dims alone, and stops at a Dim.AUTO.
     named = pytree.tree_map(lambda dim: None if isinstance(dim, _DimHint) else dim, dynamic_shapes)
-    refined = refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", named)
+    try:
+        refined = refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", named)
+    except AssertionError:  # one size is left, for which torch has no Dim
+        return None
     return pytree.tree_map(
         lambda dim, new: dim if isinstance(dim, _DimHint) else new, dynamic_shapes, refined
     )

@@ -14,7 +14,17 @@ from sympy.logic.boolalg import Boolean
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.emitter import Emitter
 from attngraph.ir import ScalarType, Value
-from attngraph.ir.dims import Dim, DimInfo, as_dim, at_least, format_dim, same, symbol, symbols_of
+from attngraph.ir.dims import (
+    Dim,
+    DimInfo,
+    as_dim,
+    at_least,
+    format_dim,
+    same,
+    symbol,
+    symbols_of,
+    tells,
+)
 
 INT64_MAX = 2**63 - 1
 _RELATIONS = {
@@ -59,7 +69,7 @@ class Sizes:
             return
         for axis, dim in enumerate(value.type.shape):
             names = symbols_of(dim)
-            if len(names) != 1:
+            if len(names) != 1 or not tells(dim):
                 continue
             name = next(iter(names))
             known = self._sources.get(name)
