@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph import optimize
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 
 pytestmark = pytest.mark.wide
 
 DIMS = {0: Dim("batch"), 1: Dim("length")}
+UP_TO = {0: Dim("batch"), 1: Dim("length", max=64)}
 
 
 class Blocks(nn.Module):
@@ -68,10 +69,24 @@ class Growing(Blocks):
 
 def test_blocks_that_no_scan_takes_are_refused_with_a_rewrite_that_compiles() -> None:
     with pytest.raises(CaptureError) as told:
-        _fits(Growing(4), 9)
+        optimize(Growing(4).eval(), (torch.randn(2, 9, 4),), dynamic_shapes=(UP_TO,))
     assert "range(0, x.shape[1], self.step)" in str(told.value)
     assert "x.split(step, dim)" in str(told.value)
     _fits(Parts(4), 1, 4, 13)
+
+
+def test_without_ends_they_take_as_many_blocks_as_the_sample_has() -> None:
+    model = Growing(4).eval()
+    optimized = optimize(model, (torch.randn(2, 9, 4),), dynamic_shapes=(DIMS,))
+    told = [note for note in optimized.report.notes if "self.step):" in note]
+    assert "at most 12" in told[0]
+    assert "length ≥ 9" in told[1]
+    for length in (9, 12):
+        x = torch.randn(3, length, 4)
+        torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
+    for length in (8, 13):
+        with pytest.raises(UsageError, match=str(length)):
+            optimized(torch.randn(3, length, 4))
 
 
 def test_the_axis_that_a_line_fixes_is_named_and_not_one_that_shares_its_dim() -> None:
@@ -81,12 +96,11 @@ def test_the_axis_that_a_line_fixes_is_named_and_not_one_that_shares_its_dim() -
 
     samples = torch.randn(2, 9, 4), torch.randn(2, 9, 4)
     with pytest.raises(CaptureError, match=r"Input other's axis 1 .*test_blocks_of_python\.py"):
-        optimize(Both(4).eval(), samples, dynamic_shapes=(DIMS, DIMS))
+        optimize(Both(4).eval(), samples, dynamic_shapes=(UP_TO, UP_TO))
     auto = {1: Dim.AUTO}
     notes = optimize(Both(4).eval(), samples, dynamic_shapes=(auto, auto)).report.notes
-    told = [note for note in notes if "stays 9" in note]
-    assert len(told) == 2
-    assert all("self.step):" in note for note in told)
+    (told,) = (note for note in notes if "self.step):" in note)
+    assert "other_1 > 8" in told
 
 
 class Streaming(nn.Module):
