@@ -27,7 +27,7 @@ def lacking(node: Node) -> str | None:
 
     What is read by a and written by b is as large as |a| |b| times what was there: more than twice
     that, which is a reflection, grows with every token of one direction, and in a chunk's products
-    so do errors. Keys are divided by their norms for that, in all published rules.
+    so do errors. RWKV-7 and Comba divide their keys by their norms for that.
 
     Decays of key features come into a chunk's products as running products and as quotients by
     these: e^{−16} at the most, whose exponent is off by 16 roundings. Those of heads come in as
