@@ -136,7 +136,8 @@ ENTRIES = (
         "gated_delta_net",
         "gated delta net",
         ("recurrence",),
-        (("LinearAttention", 1), ("Conv", 1), ("Scan", 0)),
+        # An If has two: from 17 tokens on, values are filled up to a width the kernel likes.
+        (("LinearAttention", 2), ("If", 1), ("Conv", 1), ("Scan", 0)),
     ),
     Entry("mamba2", "Mamba-2, in chunks", ("recurrence",), (("LinearAttention", 1), ("Conv", 1))),
     Entry("mixture_of_experts", "mixture of experts (Mixtral)", ("experts",), (("MoE", 1),)),
