@@ -63,7 +63,7 @@ class Refusal(Enum):
     )
     LINEAR = (
         "linear-attention",
-        "This is linear attention: feature maps of queries and keys, without a softmax over keys.",
+        "This is linear attention: {what}, without a softmax over keys.",
         _NO_OP_HINT,
     )
     LINEAR_MASKED = (

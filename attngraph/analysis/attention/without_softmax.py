@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, product
 
 from attngraph.analysis.attention.activations import contraction_at, pairs_activations
+from attngraph.analysis.attention.bare_scores import bare, by_a_network
 from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added, placed
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import pair_of
@@ -200,6 +201,8 @@ def _weighed(root: Node) -> Iterator[tuple[Node, Declined]]:
             continue  # a transform: cosines and sines of a length that is open
         if (found := _name(scores, other, values, root)) is not None:
             yield scores.node, found
+    for node in by_a_network(values):
+        yield node, Refusal.NO_SOFTMAX.at(node, weights="what a network makes of queries and keys")
 
 
 def _running(root: Node) -> Iterator[tuple[Node, Declined]]:
@@ -315,12 +318,12 @@ def _name(scores: _Scores, other: Operand, values: Contraction, root: Node) -> D
         if _has_feature_map(key) and (_has_feature_map(other) or _has_feature_map(query)):
             if not set(top(query).atoms) - set(top(key).atoms):
                 return None  # a sum of keys
-            return Refusal.LINEAR.at(scores.node)
+            return Refusal.LINEAR.at(scores.node, what="feature maps of queries and keys")
         if scores.weighed is not None:
             return Refusal.LINEAR_MASKED.at(scores.weighed)
         if (total := _own_total(scores.node)) is not None:
             return Refusal.NO_SOFTMAX.at(total, weights="the scores divided by their own sum")
-        return None
+        return bare(scores.node, scores.product, values, other)
     exponential = next((node for node in scores.functions if node.op == EXP), None)
     if exponential is not None and (total := _with_epsilon(exponential)) is not None:
         does = "is added to" if total.op == "aten.add.Scalar" else "is the least value of"
