@@ -237,10 +237,16 @@ def _formula(node: Node, x: torch.Tensor, *, rounds: bool) -> tuple[torch.Tensor
     ties = ((multiples - multiples.floor() - 0.5).abs() < near).double() * step
     used = multiples.round() * step if rounds else multiples * step
     if node.op != "attn.int8_linear":
+        totals = used.sum(-1).abs()
         used, ties = (each.flatten(-2)[..., : x.shape[-1]] for each in (used, ties))
     linear = torch.nn.functional.linear
     exact = linear(used, weight) + shift
     size = linear(used.abs(), weight.abs()) + shift.abs()
+    if node.op != "attn.int8_linear" and rounds:
+        # The kernel multiplies with unsigned codes, and subtracts the zero point times the sum of a
+        # block from that: an outlier that meets a weight of 0 cancels there, with its rounding.
+        zero_point = 1 << int(attribute(node, "bits")) - 1
+        size = size + 2 * zero_point * linear(totals, steps.abs())
     if node.op == "attn.int8_linear" and attribute(node, "one_sided"):
         # The kernel adds up codes, and the part of the zero point is subtracted from that.
         size = size + wide.amin(-1, keepdim=True).clamp_max(0).abs() * weight.abs().sum(-1)

@@ -113,6 +113,18 @@ def one(weights: Any = "int8", **options: Any) -> Optimized:
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
+def test_an_outlier_that_weights_hide_costs_a_kernel_its_rounding(weights: Any) -> None:
+    """Products with unsigned codes add up what the zero point takes away again."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(32, 128).eval(), torch.randn(16, 32)
+    with torch.no_grad():
+        layer.weight[:, 3], x[:, 3] = 0.0, 60.0
+    report = attngraph.optimize(layer, (x,), weights=weights, activations="int8").report
+    assert report.parity is not None
+    assert report.parity.passed
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_kernels_are_within_the_budget_of_rounding_part_by_part(weights: str) -> None:
     report = compiled(weights).report
     assert report.parity is not None
