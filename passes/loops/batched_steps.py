@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attngraph.analysis.rows.batching import Batched, batched
+from attngraph.analysis.rows.batching import batched
+from attngraph.analysis.rows.batching_rules import Batched
 from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import RESHAPE

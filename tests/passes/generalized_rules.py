@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.passes.linear_attentions import HEADS, KEYS, VALUES, WIDTH, DecayAfterDelta
+from tests.passes.linear_attentions import HEADS, KEYS, VALUES, WIDTH
+from tests.passes.linear_near_misses import DecayAfterDelta
 from tests.passes.stepped_recurrences import Pair, outer, read
 from tests.passes.stepped_recurrences import faint as faintly
 

@@ -349,53 +349,6 @@ class ClampedChunks(Chunked):
         return state.clamp(max=1e3)
 
 
-class Ahead(Layer):
-    """Each token sees the next one too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        return self.joined((q @ k.mT).tril(1) @ v)
-
-
-class DecayOfState(Loop):
-    """The decay depends on the state."""
-
-    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return state * state.sum((-1, -2), keepdim=True).sigmoid() + k[..., None] * v[..., None, :]
-
-
-class DecayAfterDelta(Loop):
-    """The delta rule corrects what the state was before it decayed."""
-
-    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        rest = v - (state * k[..., None]).sum(-2)
-        state = state * a[..., None, None]
-        return state + k[..., None] * (b * rest)[..., None, :]
-
-
-class ValueGatedLoop(Loop):
-    """A decay of each value feature."""
-
-    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return state * v.sigmoid()[..., None, :] + k[..., None] * v[..., None, :]
-
-
-class Late(Layer):
-    """Reads the state before the token is in it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        return self.joined((q @ k.mT).tril(-1) @ v)
-
-
-class Everywhere(Layer):
-    """Each token sees all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        return self.joined((q @ k.mT) @ v)
-
-
 class Hidden(Layer):
     """A softmax over other tokens, written out: where all are hidden, exponentials are one."""
 
@@ -449,10 +402,6 @@ OF_ANY_LENGTH: tuple[type[Layer], ...] = (
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),
     Chunked,
-)
-NEAR_MISSES: tuple[type[Layer], ...] = (
-    *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
-    *(CubicLoop, CubicDeltaLoop, EulerLoop, FeatureEulerLoop, LeakingHeads, LeakingFeatures),
 )
 CHUNKED = (LateChunks, CubicChunks, ClampedChunks)
 """In which the loop over chunks is none of one recurrence at every length."""

@@ -15,6 +15,7 @@ from attngraph.passes.attention.late_normalisers import late_normalisers
 from attngraph.passes.loops.loop_bodies import LoopBodies
 from examples import mamba2
 from tests.passes import linear_attentions as written
+from tests.passes.linear_near_misses import NEAR_MISSES
 from tests.passes.switching_retentions import SWITCHING, ClampedDistance, ClampedScores
 
 pytestmark = pytest.mark.wide
@@ -96,7 +97,7 @@ def test_an_output_of_a_state_s_rank_is_no_state() -> None:
     assert len(_sites(graph)) == 1
 
 
-@pytest.mark.parametrize("kind", written.NEAR_MISSES)
+@pytest.mark.parametrize("kind", NEAR_MISSES)
 def test_a_near_miss_stays(kind: type[written.Layer]) -> None:
     _, after = _graph(kind)
     assert not _sites(after)

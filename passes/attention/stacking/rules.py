@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from attngraph.analysis.rows.batching import Batched, Behind, batched, rule_of
+from attngraph.analysis.rows.batching import batched, rule_of
+from attngraph.analysis.rows.batching_rules import Batched, Behind
 from attngraph.ir import Builder, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import SCALE, SHIFT
