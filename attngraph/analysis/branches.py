@@ -161,7 +161,7 @@ def _region(root: Value, returned: Collection[Value]) -> _Region | None:
         if len(inside) > _MOST_NODES:
             return None
         above = above_attention or is_attention
-        stack.extend((v, above) for v in node.inputs if v is not None and not v.is_constant)
+        stack.extend((v, above) for v in node.operands if not v.is_constant)
     return region
 
 

@@ -41,12 +41,12 @@ def readers(node: Node, through: Callable[[Node], bool], limit: int | None = FAR
 
 def sources(node: Node) -> list[Value]:
     """The inputs that are there."""
-    return [value for value in node.inputs if value is not None]
+    return node.operands
 
 
 def above(value: Value) -> list[Value]:
     """What a value is computed from directly."""
-    return [] if value.producer is None else sources(value.producer)
+    return [] if value.producer is None else value.producer.operands
 
 
 def made_of(value: Value) -> Iterator[Value]:
@@ -56,7 +56,7 @@ def made_of(value: Value) -> Iterator[Value]:
 
 def varying(node: Node) -> list[Value]:
     """The inputs that are no constants."""
-    return [value for value in sources(node) if not value.is_constant]
+    return [value for value in node.operands if not value.is_constant]
 
 
 def origin(value: Value, through: Callable[[Node], bool]) -> Value:

@@ -218,7 +218,7 @@ def _predicates(graph: Graph) -> tuple[Graph, list[set[str]]]:
         if not isinstance(value.type, TensorType) or value.dtype is not torch.bool:
             continue
         node = value.producer
-        given = [] if node is None else [v for v in node.inputs if v is not None]
+        given = [] if node is None else node.operands
         of_bools = any(isinstance(v.type, TensorType) and v.dtype is torch.bool for v in given)
         if of_bools or value.is_constant:
             continue
@@ -260,7 +260,7 @@ def _origin(value: Value) -> tuple[set[str], bool]:
             continue
         if node.op.startswith("attn."):
             return names, False
-        stack.extend(each for each in node.inputs if each is not None)
+        stack.extend(node.operands)
     return names, True
 
 

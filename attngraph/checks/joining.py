@@ -194,7 +194,7 @@ def _is_mask(value: Value) -> bool:
 
 def _given(node: Node) -> frozenset[str]:
     """The sizes of what a node reads."""
-    return frozenset().union(*(dims_of(value) for value in node.inputs if value is not None))
+    return frozenset().union(*(dims_of(value) for value in node.operands))
 
 
 def both(ours: DimInfo, theirs: DimInfo) -> DimInfo:

@@ -17,7 +17,7 @@ from attngraph.analysis.walks import made_of
 from attngraph.checks.sizes import is_mask
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import Dim
-from attngraph.ir.ops import op_def, split_inputs
+from attngraph.ir.ops import named_inputs
 from attngraph.ir.traits import (
     ADDITIVE,
     CAST,
@@ -134,7 +134,7 @@ def _indexed(node: Node, held: Value) -> Dim | None:
         return None
     if not source.shape:  # torch takes the only place of a number for one of an axis
         return None
-    named = split_inputs(op_def(node.op), node.inputs, node.attrs)
+    named = named_inputs(node)
     if "dim" in node.attrs and named.get("index") is held:
         return source.shape[int(node.attrs["dim"])]
     is_row = node.op in INDEX | EMBEDDING and node.inputs[1:2] == (held,)

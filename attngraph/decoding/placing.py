@@ -77,7 +77,7 @@ class Placing:
         self._constant: dict[Value, Any] = {}
 
     def _is_part(self, node: Node) -> bool:
-        taken = [value for value in node.inputs if value is not None]
+        taken = node.operands
         return _reads_shape_alone(node) or all(value in self.values for value in taken)
 
     def _moves(self, node: Node) -> bool:
@@ -163,7 +163,7 @@ class Placing:
                 continue
             found.add(node)
             if not _reads_shape_alone(node):
-                open_ += [value.producer for value in node.inputs if value is not None]
+                open_ += [value.producer for value in node.operands]
         return found
 
     def differing(self, length: int) -> set[Value]:

@@ -49,7 +49,7 @@ def erase_dead(
         read = any(value.uses or value in returned for value in node.outputs)
         if read or op_def(node.op).mutates:
             continue
-        sources = dict.fromkeys(value for value in node.inputs if value is not None)
+        sources = dict.fromkeys(node.operands)
         graph.erase(node)
         pending += [source.producer for source in sources]
         discard(graph, sources)

@@ -93,6 +93,11 @@ class Node:
         self._next: Node | None = None
 
     @property
+    def operands(self) -> list[Value]:
+        """The inputs that are there: an optional one that isn't given is None among `inputs`."""
+        return [value for value in self.inputs if value is not None]
+
+    @property
     def output(self) -> Value:
         """The only output. Raises IRError where there are several."""
         if len(self.outputs) != 1:

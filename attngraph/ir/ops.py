@@ -203,7 +203,18 @@ def split_inputs(
 
 def input_of(node: Node, name: str) -> Any:
     """The value (or list of values) that a node passes for a tensor argument; None if absent."""
-    return split_inputs(op_def(node.op), node.inputs, node.attrs)[name]
+    return named_inputs(node)[name]
+
+
+def inputs_of(node: Node, *names: str) -> list[Any]:
+    """As `input_of`, for several arguments."""
+    given = named_inputs(node)
+    return [given[name] for name in names]
+
+
+def named_inputs(node: Node) -> dict[str, Any]:
+    """As `input_of`, for every tensor argument of the op."""
+    return split_inputs(op_def(node.op), node.inputs, node.attrs)
 
 
 def flatten_call(

@@ -43,7 +43,7 @@ def backward_slice(
             sampled.append(value)
             continue
         stack.append((value, True))
-        stack.extend((source, False) for source in node.inputs if source is not None)
+        stack.extend((source, False) for source in node.operands)
     return sampled, list(nodes)
 
 
@@ -63,5 +63,5 @@ def _within(roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int
             if value.producer is not None and value.producer not in found and not is_leaf(value):
                 above[value.producer] = None
         found.update(above)
-        level = [value for node in above for value in node.inputs if value is not None]
+        level = [value for node in above for value in node.operands]
     return found

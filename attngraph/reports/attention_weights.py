@@ -15,7 +15,7 @@ from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import ReferenceOutputs, in_float64
 from attngraph.export.target import Target
 from attngraph.ir import Graph, Loc, Node, Value, clone, interpret
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import CAST, EXPAND, MATMUL, PERMUTE, RESHAPE, SOFTMAX
 
 _SDPA = "aten.scaled_dot_product_attention"
@@ -88,7 +88,7 @@ def _expose(graph: Graph) -> Iterator[tuple[Node, Value]]:
     """Each attention of the graph with the value of its weights."""
     for node in list(_attentions(graph)):
         if node.op == "attn.attention":
-            query, key = input_of(node, "query"), input_of(node, "key")
+            query, key = inputs_of(node, "query", "key")
             past = input_of(node, "past_key")
             keys = key.shape[1] if past is None else past.shape[2] + key.shape[1]
             shape = (query.shape[0], attribute(node, "heads"), query.shape[1], keys)

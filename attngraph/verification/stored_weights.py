@@ -20,7 +20,7 @@ from attngraph.export.precision.codes import error_bound
 from attngraph.export.precision.quantize import BITS, digest_of
 from attngraph.export.target import Target
 from attngraph.ir import Graph, Value
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import inputs_of
 from attngraph.ir.traits import QUANTIZED
 
 _ROUNDING = 4.0
@@ -113,7 +113,7 @@ def take_chosen(
     """
     names = value_names(graph)
     for linear in (node for node in graph if node.op in QUANTIZED):
-        codes, scales = input_of(linear, "codes"), input_of(linear, "scales")
+        codes, scales = inputs_of(linear, "codes", "scales")
         weight = codes.name.removesuffix(f".{weights}")
         data, told = originals.get(weight), chosen.get(weight)
         held = _codes_in(model, names[codes], codes)

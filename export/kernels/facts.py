@@ -13,7 +13,7 @@ from attngraph.analysis.masks.masking import masking_of, scores_shape
 from attngraph.export.kernels.prologue import prologue_of
 from attngraph.ir import Node
 from attngraph.ir.dims import DimInfo, bounds, divide, same
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 # What an op must take besides query, key and value, and what some compute before.
 CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP, SINKS, ROW_SINKS, WEIGHTS, PAST, STATIC, PACKED = (
@@ -93,7 +93,7 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
 
     `static` says that a past lies in a buffer which has room for what is new.
     """
-    query, value = input_of(node, "query"), input_of(node, "value")
+    query, value = inputs_of(node, "query", "value")
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
     of_site = partial(
         Facts,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, divide, same, same_shape
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import CAST, EXPAND, RESHAPE
 
 
@@ -51,7 +51,7 @@ def prologue_of(node: Node, *, norms: bool = True) -> Prologue | None:
     With `norms` also the norms before it, if there are any. Positions are those of the tokens in
     the operands, so a past has no place here.
     """
-    query, key = input_of(node, "query"), input_of(node, "key")
+    query, key = inputs_of(node, "query", "key")
     sides = query.producer, key.producer
     heads = attribute(node, "heads"), attribute(node, "kv_heads")
     first, second = sides
@@ -62,9 +62,9 @@ def prologue_of(node: Node, *, norms: bool = True) -> Prologue | None:
             return None
     if input_of(node, "past_key") is not None or not same(query.shape[1], key.shape[1]):
         return None
-    tables = [input_of(first, name) for name in ("cos", "sin")]
+    tables = inputs_of(first, "cos", "sin")
     interleaved = attribute(first, "interleaved")
-    if tables != [input_of(second, name) for name in ("cos", "sin")]:
+    if tables != inputs_of(second, "cos", "sin"):
         return None
     if interleaved != attribute(second, "interleaved"):
         return None

@@ -239,7 +239,7 @@ def _advice(context: LoweringContext, node: Node) -> str:
 
 def _without_form(node: Node, error: Exception) -> str:
     """That what the op is written with doesn't take its operands, and why if the error says so."""
-    operands = [str(value.type) for value in node.inputs if value is not None]
+    operands = [str(value.type) for value in node.operands]
     says = "" if isinstance(error, (LookupError, ArithmeticError)) else f" ({error!s:.200})"
     return f"no form of it takes {', '.join(operands) or 'these arguments'}{says}"
 

@@ -152,13 +152,13 @@ class _Conversion:
             return self._takes(node)
         if node.op not in FOLLOWS:
             return False
-        singles = [value for value in node.inputs if value is not None and _is_single(value)]
+        singles = [value for value in node.operands if _is_single(value)]
         if not any(value in self.is_half for value in singles):
             return False
         return all(v in self.is_half or narrows(v, self.plan.dtype) for v in singles)
 
     def _held(self, node: Node) -> bool:
-        constants = [v for v in node.inputs if v is not None and _is_single(v)]
+        constants = [v for v in node.operands if _is_single(v)]
         return all(v.data is None or holds(v.data, self.plan.dtype) for v in constants)
 
     def _takes(self, node: Node) -> bool:

@@ -42,7 +42,7 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Activations, Weights
 from attngraph.export.precision.codes import error_bound, packed, packed_rows
 from attngraph.ir import Builder, Graph, Node, Value
-from attngraph.ir.ops import input_of, op_def, split_inputs
+from attngraph.ir.ops import input_of, inputs_of, named_inputs
 from attngraph.ir.storage import address_of
 from attngraph.ir.traits import EXPERTS
 from attngraph.mapped import Reader
@@ -193,7 +193,7 @@ def quantise(
             builder.constant(scales, f"{value.name}.scales"),
         )
         for node in nodes:
-            x, bias = input_of(node, "input"), input_of(node, "bias")
+            x, bias = inputs_of(node, "input", "bias")
             build = builder.at(node, node.loc)
             if form == ROWS:
                 fine = rounding is not None and node.output.name in rounding.fine
@@ -241,7 +241,7 @@ def _quantise_experts(graph: Graph, found: Quantised) -> None:
     """
     builder, form, limit = Builder(graph), _BLOCKS.format(CODE_BITS), error_bound(CODE_BITS)
     for node in [node for node in graph if node.op in EXPERTS]:
-        sides = [input_of(node, name) for name in ("up", "down")]
+        sides = inputs_of(node, "up", "down")
         found.total += len(sides)
         if not all(_holds_experts(node, value) for value in sides) or {*sides} & {*graph.outputs}:
             continue
@@ -250,7 +250,7 @@ def _quantise_experts(graph: Graph, found: Quantised) -> None:
         if not error <= limit:
             found.kept.append(_too_far(f"One of the experts {sides[0].name}", found, error, limit))
             continue
-        given = split_inputs(op_def(node.op), node.inputs, node.attrs)
+        given = named_inputs(node)
         for value, (codes, scales, error), side in zip(sides, made, ("up", "down"), strict=True):
             assert value.data is not None
             given[side] = builder.constant(codes, f"{value.name}.{found.weights}")

@@ -27,7 +27,7 @@ from attngraph.analysis.values.weights import Owners, is_known
 from attngraph.dialect.quantized import row_steps
 from attngraph.export.precision.quantize import is_one_sided
 from attngraph.ir import Graph, Node, Value, interpret
-from attngraph.ir.ops import attribute, input_of, op_def, split_inputs
+from attngraph.ir.ops import attribute, input_of, named_inputs, op_def
 from attngraph.ir.traits import FEATURE_NORM
 
 _ZERO = ord("m")
@@ -121,7 +121,7 @@ def _norm_weights(norm: Node) -> dict[str, Value | None] | None:
     """Its weight and bias; None where they are computed, or are of more than the features."""
     if norm.op == "aten.layer_norm" and len(attribute(norm, "normalized_shape")) != 1:
         return None
-    inputs = split_inputs(op_def(norm.op), norm.inputs, norm.attrs)
+    inputs = named_inputs(norm)
     found: dict[str, Value | None] = {
         name: inputs[name] for name in ("weight", "bias") if name in inputs
     }
@@ -221,7 +221,7 @@ def _scaled(site: Site, factors: torch.Tensor) -> Iterator[_Scaled]:
         weights = _norm_weights(site.source) or {}
         found += [(site.source, name, inverse) for name in weights]
     for node, name, by in found:
-        value = split_inputs(op_def(node.op), node.inputs, node.attrs)[name]
+        value = input_of(node, name)
         if value is None and name == "bias":
             continue
         old = torch.ones_like(by) if value is None else value.data.detach()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attngraph.analysis.walks import sources, walk
+from attngraph.analysis.walks import walk
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.traits import ADDITIVE, CAST, LAYOUT, MATMUL, MULTIPLICATIVE, SCALE, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
@@ -76,8 +76,8 @@ def _is_probability(value: Value) -> bool:
         if node is None:
             return []
         if node.op in MULTIPLICATIVE | SCALE:
-            return sources(node)
-        return sources(node)[:1] if node.op in LAYOUT | CAST else []
+            return node.operands
+        return node.operands[:1] if node.op in LAYOUT | CAST else []
 
     found = (value.producer for value in walk([value], above))
     return any(node is not None and node.op in SOFTMAX for node in found)

@@ -34,7 +34,7 @@ def _is_outer(value: Value) -> bool:
         return False
     if node.op == "aten.einsum":
         return _spreads(node)
-    operands = [each for each in node.inputs if each is not None]
+    operands = node.operands
     if node.op not in POINTWISE or any(len(each.shape) != len(value.shape) for each in operands):
         return False
     return all(not same_shape(each.shape, value.shape) or _is_outer(each) for each in operands)

@@ -28,7 +28,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.graph import fuse_locs
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.slices import depends_on
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import findings_of
@@ -81,7 +81,7 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     )
     if key is None or value is None:
         return None
-    query, bias, mask = (input_of(site, name) for name in ("query", "bias", "mask"))
+    query, bias, mask = inputs_of(site, "query", "bias", "mask")
     leaves = [query, key.new.value, value.new.value, key.past.value, value.past.value]
     leaves += [operand for operand in (bias, mask) if operand is not None]
     if depends_on(leaves, {key.cat, value.cat}):

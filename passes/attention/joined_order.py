@@ -73,7 +73,7 @@ def _parts(operand: Operand, features: Sequence[Atom]) -> list[tuple[Value, Dim]
     dim = attribute(node, "dim") % len(operand.dims)
     if operand.dims[dim] != tuple(features) or len(features) != 1:
         return None
-    parts = [value for value in node.inputs if value is not None]
+    parts = node.operands
     same_dtype = all(value.dtype == operand.value.dtype for value in parts)
     return [(value, value.shape[dim]) for value in parts] if same_dtype else None
 

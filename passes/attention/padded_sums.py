@@ -35,7 +35,7 @@ def _cut(graph: Graph, node: Node, axis: int) -> None:
         return
     if attribute(node, "start") not in (None, 0) or attribute(node, "step") != 1:
         return
-    terms = [value for value in total.inputs if value is not None]
+    terms = total.operands
     if attribute(total, "alpha") != 1 or any(
         _is_spread(term, total.output, axis) for term in terms
     ):
@@ -64,14 +64,14 @@ def _unpadded(build: Builder, value: Value, axis: int, size: Dim) -> Value | Non
     if node is None:
         return None
     if node.op == "aten.pad":
-        (source,) = (each for each in node.inputs if each is not None)
+        (source,) = node.operands
         ends = list(attribute(node, "pad"))
         others = [end for at, end in enumerate(ends) if at != 2 * behind - 1]
         fits = same(source.shape[-behind], size) and all(same(end, 0) for end in others)
         return source if fits and attribute(node, "mode") == "constant" else None
     if node.op != "aten.mul.Tensor":
         return None
-    factors = [each for each in node.inputs if each is not None]
+    factors = node.operands
     own = [each for each in factors if not _is_spread(each, value, axis)]
     shared = [each for each in factors if len(each.shape) < behind or each.shape[-behind] == 1]
     if len(own) != 1 or len(shared) != len(factors) - 1:

@@ -17,7 +17,7 @@ from attngraph.analysis.masks.row_policy import ABSORBING_FILL
 from attngraph.ir import Dim, Graph, Node, TensorType, Value
 from attngraph.ir.dims import least
 from attngraph.ir.loc import UNKNOWN
-from attngraph.ir.ops import attribute, input_of, op_def
+from attngraph.ir.ops import attribute, inputs_of, op_def
 from attngraph.ir.slices import backward_slice
 from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.findings import tally_of
@@ -83,7 +83,7 @@ class Remasking:
 
     def apply(self, site: Node, after: Masking) -> None:
         """Makes it what masks an `attn.attention`."""
-        rest = [input_of(site, name) for name in ("sinks", "past_key", "past_value")]
+        rest = inputs_of(site, "sinks", "past_key", "past_value")
         inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask, *rest]
         inputs.append(after.lengths)
         while inputs[-1] is None:

@@ -24,7 +24,7 @@ def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
     if node.op != "aten.mul.Tensor":
         return False
     axes = fresh_axes(node.output.shape)
-    sides = [_side(value, axes, node) for value in node.inputs if value is not None]
+    sides = [_side(value, axes, node) for value in node.operands]
     for context, gate in ((sides[0], sides[-1]), (sides[-1], sides[0])):
         softmax = _softmax(context)
         if softmax is None or context.value.shape != node.output.shape:
@@ -103,7 +103,7 @@ def _bounded(logits: Value | None) -> bool:
         if is_cast(node) or (node.op != "aten.add.Tensor" and scale_of(node) is not None):
             logits = node.inputs[0]
         elif node.op == "aten.add.Tensor":
-            sides = [value for value in node.inputs if value is not None]
+            sides = node.operands
             open_ones = [value for value in sides if math.isinf(magnitude(value))]
             logits = open_ones[0] if len(open_ones) == 1 else None
         else:

@@ -42,7 +42,7 @@ class ConstantFold:
         return []
 
     def _folds(self, graph: Graph, node: Node) -> bool:
-        sources = list(dict.fromkeys(value for value in node.inputs if value is not None))
+        sources = list(dict.fromkeys(node.operands))
         if not all(value.data is not None and not value.data.is_meta for value in sources):
             return False
         if not all(isinstance(v.type, TensorType) and v.type.is_static for v in node.outputs):
@@ -63,7 +63,7 @@ def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
 
 
 def _fold(graph: Graph, node: Node) -> None:
-    sources = [value for value in node.inputs if value is not None]
+    sources = node.operands
     with torch.no_grad():
         tensors = [None if value is None else value.data for value in node.inputs]
         results = evaluate(node, tensors, {})

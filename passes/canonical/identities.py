@@ -11,7 +11,7 @@ import torch
 from attngraph.analysis.values.matching import same_type
 from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Node, TensorType, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, inputs_of
 from attngraph.ir.traits import COMPLEMENT, RESHAPE
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
@@ -122,7 +122,7 @@ def _beside(node: Node, neutral: bool) -> Value | None:
 @rule("aten.index_put")
 def assigned_under_mask(rewriter: Rewriter, node: Node) -> Replacement:
     """x[:, mask] = number, with one bool mask over neighbouring axes."""
-    x, indices, values = (input_of(node, name) for name in ("self", "indices", "values"))
+    x, indices, values = inputs_of(node, "self", "indices", "values")
     masks = [index for index in indices if index is not None]
     if attribute(node, "accumulate") or len(masks) != 1 or indices[-1] is None:
         return None

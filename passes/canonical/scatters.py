@@ -10,7 +10,7 @@ from attngraph.analysis.layout.moves import Cut, counted_start, move_of
 from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Dim, Node, TensorType, Value
 from attngraph.ir.dims import as_dim, same, same_shape
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 _SCATTERS = ("aten.select_scatter", "aten.slice_scatter")
@@ -204,7 +204,7 @@ def _path_to_part(
         if node is None or len(path) == _LONGEST or value.dtype != written.dtype:
             continue
         if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
-            left, right = input_of(node, "self"), input_of(node, "other")
+            left, right = inputs_of(node, "self", "other")
             for side, other in ((left, right), (right, left)):
                 if same_type(side, value) and other.dtype == value.dtype:
                     stack.append((Operand(side, operand.axes), [(node, other), *path]))

@@ -16,7 +16,7 @@ from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same, same_shape
 from attngraph.ir.graph import fuse_locs
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import CONVOLUTION, JOIN, MULTIPLICATIVE, PAD, PERMUTE, RESHAPE, SUM
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
@@ -73,7 +73,7 @@ class _Before:
 
 
 def _fuse(graph: Graph, checked: Checked, node: Node) -> None:
-    z, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    z, weight, bias = inputs_of(node, "input", "weight", "bias")
     if len(z.shape) != 3 or len(weight.shape) != 3:
         return
     padding, dilation = _padding(node), _one(attribute(node, "dilation"))

@@ -189,7 +189,7 @@ def _take_sum(graph: Graph, checked: Checked, norm: Node) -> None:
     if weight is None or any(v.producer is not None or v.dtype != total.dtype for v in affine):
         return
     attrs: dict[str, Any] = {"eps": float(attribute(norm, "eps"))}
-    first, second = (value for value in add.inputs if value is not None)
+    first, second = add.operands
     if norm.op == _RMS:
         node = graph.create(
             "attn.skip_rms_norm",

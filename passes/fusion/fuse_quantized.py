@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from attngraph.analysis.values.matching import producer
 from attngraph.ir import Graph, Node, Remark
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
@@ -34,7 +34,7 @@ def quantized(rewriter: Rewriter, node: Node) -> Replacement:
     stored = producer(input_of(node, "weight"), "attn.dequantize")
     if stored is None or input_of(node, "input").dtype != stored.output.dtype:
         return None
-    codes, scales, zeros = (input_of(stored, name) for name in ("codes", "scales", "zeros"))
+    codes, scales, zeros = inputs_of(stored, "codes", "scales", "zeros")
     inputs = (input_of(node, "input"), codes, scales, input_of(node, "bias"))
     points = () if zeros is None else (zeros,)
     bits = {"bits": attribute(stored, "bits")}

@@ -90,7 +90,7 @@ class _Affine:
         return self.known.get(root, (None, None))
 
     def _of_node(self, node: Node, reached: set[Value]) -> tuple[Part, Part] | None:
-        inputs = [value for value in node.inputs if value is not None]
+        inputs = node.operands
         if len(node.outputs) > 1 or not same_shape(node.output.shape, self.state.shape):
             return None
         if any(each not in self.known for each in inputs if each in reached):

@@ -129,7 +129,7 @@ class _Loop(ScanParts):
     def _grows(self, node: Node) -> bool:
         """Whether a step's result is larger than what it is made of: of all steps, it would be more
         to keep than the loop ever holds."""
-        read = [v for v in node.inputs if v is not None and not self.is_outside(v)]
+        read = [v for v in node.operands if not self.is_outside(v)]
         if not read or self._is_product(node):
             return False
         return max(self.elements([v]) for v in node.outputs) > self.elements(read)
@@ -142,5 +142,5 @@ class _Loop(ScanParts):
 
 def _varying(made: Plan) -> list[Value]:
     own = {value for node, _, _ in made.nodes for value in node.outputs}
-    read = [made.root, *(v for node, _, _ in made.nodes for v in node.inputs if v is not None)]
+    read = [made.root, *(v for node, _, _ in made.nodes for v in node.operands)]
     return [value for value in read if value not in own and value not in made.leaves]

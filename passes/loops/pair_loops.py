@@ -40,7 +40,7 @@ def _pair(graph: Graph, node: Node, checked: Checked) -> None:
     states, items = node.inputs[:carried], node.inputs[carried : carried + scanned]
     made = build.node(
         node.op,
-        *(part for value in node.inputs if value is not None for part in _parts(build, value)),
+        *(part for value in node.operands for part in _parts(build, value)),
         body=_paired(attribute(node, "body")),
         carried=sum(map(_count, states)),
         scanned=sum(map(_count, items)),

@@ -65,7 +65,7 @@ def _is_large(shape: Sequence[Dim], dims: Mapping[str, DimInfo]) -> bool:
 
 def _column_and_row(node: Node) -> list[Value]:
     """The factors, that without columns first."""
-    return sorted((each for each in node.inputs if each is not None), key=_has_columns)
+    return sorted(node.operands, key=_has_columns)
 
 
 def _has_columns(value: Value) -> bool:

@@ -119,7 +119,7 @@ def _raise_scan(graph: Graph, checked: Checked, node: Node) -> bool:
 
 def _divide(graph: Graph, checked: Checked, node: Node) -> bool:
     """Divides a loop (fission.py) of which a part is one over a cell, as that of two layers is."""
-    leaves = [value for value in node.inputs if value is not None]
+    leaves = node.operands
     for early in closed_groups(needed_states(graph, node)):
         parts = fission(graph, node, early)
         if parts is not None:

@@ -27,7 +27,7 @@ class ScanParts:
         self.body: Graph = attribute(node, "body") if body is None else body
         self.carried: int = attribute(node, "carried")
         own, inputs = self.carried + attribute(node, "scanned"), self.body.inputs
-        given = [value for value in node.inputs if value is not None]
+        given = node.operands
         self.operands = dict(zip(inputs, given, strict=True))
         self.initial = {state: self.operands[state] for state in inputs[: self.carried]}
         self.stacked = {item: self.operands[item] for item in inputs[self.carried : own]}

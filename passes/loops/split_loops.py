@@ -151,7 +151,7 @@ class _Loop(ScanParts):
     def replace(self, checked: Checked) -> bool:
         """Puts what was taken out in the place of the loop; False where it isn't the same."""
         whole = self.node if self.part_of is None else self.part_of.loop
-        leaves = [value for value in whole.inputs if value is not None]
+        leaves = whole.operands
         made = bool(self.pairs) and checked.replace(
             self.pairs, leaves=leaves, reassociates=_REASSOCIATES, at=whole
         )

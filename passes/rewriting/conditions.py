@@ -44,7 +44,7 @@ class Conditions:
         changing = _changing(region, of_sizes)
         computed: set[Value] = set()
         for node in region.nodes:
-            given = [value for value in node.inputs if value is not None]
+            given = node.operands
             if node.op in _COMPUTED or not computed.isdisjoint(given):
                 computed.update(node.outputs)
             if changing.isdisjoint(given) or not _is_condition(node):
@@ -73,7 +73,7 @@ class Conditions:
 def _is_condition(node: Node) -> bool:
     if len(node.outputs) != 1 or isinstance(node.outputs[0].type, ScalarType):
         return False
-    given = [v for v in node.inputs if v is not None and not isinstance(v.type, ScalarType)]
+    given = [v for v in node.operands if not isinstance(v.type, ScalarType)]
     return node.output.dtype == torch.bool and any(v.dtype != torch.bool for v in given)
 
 
@@ -104,7 +104,7 @@ def aims_of(region: Region, conditions: Sequence[Value]) -> Aims:
     for node in reversed(region.nodes):
         if deciding.isdisjoint(node.outputs):
             continue
-        deciding.update(value for value in node.inputs if value is not None)
+        deciding.update(node.operands)
         numbers = [number for number in node.attrs.values() if isinstance(number, (int, float))]
         if node.op.startswith("aten.isin") or node.op in COMPARISON:
             for value in node.inputs:

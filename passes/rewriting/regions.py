@@ -139,7 +139,7 @@ class Region:
         for node in self.nodes:
             if node.op in LAYOUT and node.inputs and all(value in heavy for value in node.inputs):
                 try:
-                    inputs = [memory[value] for value in node.inputs if value]
+                    inputs = [memory[value] for value in node.operands]
                     results = evaluate(self._again(node), inputs, sizes)
                 except (IRError, RuntimeError, IndexError, TypeError, ValueError):
                     continue

@@ -13,7 +13,7 @@ from typing import ClassVar
 from attngraph.analysis.layout.axes import resolve
 from attngraph.analysis.values.affine import Affine, LaidOut, product_above
 from attngraph.ir import Graph, Node, Remark
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import ATTENTION
@@ -39,7 +39,7 @@ class DropKeyBias:
                 continue
             bare = {laid.product: Affine(laid.product.inputs[1])}
             parts = ("query", "value", "bias", "mask")
-            query, value, added, mask = (input_of(node, name) for name in parts)
+            query, value, added, mask = inputs_of(node, *parts)
             leaves = [v for v in (laid.product.inputs[0], query, value, added, mask) if v]
             biases = [] if added is None else [added]
             path = [*laid.path, node]

@@ -22,7 +22,7 @@ from attngraph.analysis.values.affine import Affine
 from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners, is_known, weight_bytes, wide
 from attngraph.ir import Graph, Node, Remark, Value
-from attngraph.ir.ops import attribute, input_of, op_def, split_inputs
+from attngraph.ir.ops import attribute, input_of, named_inputs
 from attngraph.ir.traits import FEATURE_NORM
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
@@ -65,7 +65,7 @@ def _weights(norm: Node) -> dict[str, Value]:
     """The norm's weight and bias (H,), where it has them and all of them are known."""
     if norm.op == "aten.layer_norm" and len(attribute(norm, "normalized_shape")) != 1:
         return {}
-    inputs = split_inputs(op_def(norm.op), norm.inputs, norm.attrs)
+    inputs = named_inputs(norm)
     found = {name: inputs[name] for name in _PARTS if inputs.get(name) is not None}
     dtype = norm.outputs[0].dtype
     known = all(is_known(value) and value.dtype == dtype for value in found.values())
@@ -145,7 +145,7 @@ def _apply(
     what = "" if is_exact(plan) else f"A norm's {parts} went into {where} behind it."
     if not checked.allows(what):
         return
-    inputs = split_inputs(op_def(norm.op), norm.inputs, norm.attrs)
+    inputs = named_inputs(norm)
     bare = checked.graph.create(
         norm.op,
         without_trailing(*(None if name in weights else v for name, v in inputs.items())),

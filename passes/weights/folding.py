@@ -21,7 +21,7 @@ from attngraph.analysis.values.weights import Owners, derived, is_known, weight_
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dead import discard, erase_dead
 from attngraph.ir.graph import fuse_locs
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import inputs_of
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.trials import LINEAR
 
@@ -75,7 +75,7 @@ def grows(plan: Plan, owners: Owners, freed: Iterable[Value | None], beside: int
     """Whether more bytes are stored than before once `freed` is not needed, with some `beside`."""
     stored, old = beside, list(freed)
     for product, item in plan.items():
-        weight, bias = input_of(product, "weight"), input_of(product, "bias")
+        weight, bias = inputs_of(product, "weight", "bias")
         if isinstance(item.shift, torch.Tensor):
             stored += weight_bytes(weight.dtype, weight.shape[:1])
             old.append(bias)
@@ -155,7 +155,7 @@ def _weights(
     graph: Graph, product: Node, item: Affine, unrounded: dict[Value, torch.Tensor]
 ) -> list[Value | None]:
     """The weight and bias of a product; new ones are noted before they are rounded."""
-    weight, bias = input_of(product, "weight"), input_of(product, "bias")
+    weight, bias = inputs_of(product, "weight", "bias")
     shifted = derived(weight if bias is None else bias, ".shifted")
     return [
         store(graph, derived(weight, ".scaled"), item.factor, weight.dtype, unrounded),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngraph.analysis.attention.roles import computed
 from attngraph.analysis.layout.axes import Operand, fresh_axes
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.walks import origin, sources, varying
+from attngraph.analysis.walks import origin, varying
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.traits import (
     ADDITIVE,
@@ -39,7 +39,7 @@ def are_projections(node: Node) -> bool:
     """Whether a node is a projection, or joins some, with learned rows or without."""
     if node.op not in JOIN:
         return is_projection(node)
-    ends = [origin(value, is_layout) for value in sources(node)]
+    ends = [origin(value, is_layout) for value in node.operands]
     made = [end.producer for end in ends if not end.is_constant]
     return bool(made) and all(node is not None and is_projection(node) for node in made)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, climb, fresh_axes
 from attngraph.analysis.values.scalars import number, widens
-from attngraph.analysis.walks import sources
 from attngraph.ir import Node
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import JOIN, PLAIN_SOFTMAX
@@ -44,7 +43,7 @@ def chosen_part(operand: Operand) -> Operand | None:
     if len(atoms) != 1 or atoms[0].const is None:
         return None
     place, before, after = atoms[0].const, operand.axes[:dim], operand.axes[dim + 1 :]
-    for part in sources(node):
+    for part in node.operands:
         size = part.shape[dim] if node.op != "aten.stack" else 1
         if not isinstance(size, int):
             return None
@@ -81,7 +80,7 @@ def sides_of(operand: Operand) -> list[Operand]:
     node = operand.value.producer
     assert node is not None
     shape = node.output.shape
-    return [Operand(v, broadcast_axes(operand.axes, v.shape, shape)) for v in sources(node)]
+    return [Operand(v, broadcast_axes(operand.axes, v.shape, shape)) for v in node.operands]
 
 
 def factored(operand: Operand) -> Iterator[tuple[Operand, Operand, int]]:

@@ -33,7 +33,6 @@ from attngraph.analysis.layout.axes import (
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.layout.moves import Cut, counted_start, move_of
 from attngraph.analysis.values.scalars import widens
-from attngraph.analysis.walks import sources
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import as_dim, same
 from attngraph.ir.ops import attribute, input_of
@@ -325,7 +324,7 @@ def _products(operand: Operand) -> Iterator[Contraction | None]:
     if node.op == "aten.mul.Tensor":
         left, right = (
             Operand(side, broadcast_axes(operand.axes, side.shape, node.output.shape))
-            for side in sources(node)
+            for side in node.operands
         )
         product = Contraction(left, right, ())  # a part of one place
     if product is None or product.factor != 1.0:

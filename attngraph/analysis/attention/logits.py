@@ -402,7 +402,7 @@ def _with_bias(node: Node, logits: Logits, bias: Bias) -> Logits | Declined:
 def _sides(node: Node, axes: Axes) -> list[Operand]:
     """The inputs of an elementwise node whose output is indexed by `axes`."""
     shape = node.output.shape
-    inputs = [value for value in node.inputs if value is not None]
+    inputs = node.operands
     return [Operand(value, broadcast_axes(axes, value.shape, shape)) for value in inputs]
 
 

@@ -35,7 +35,6 @@ from attngraph.analysis.layout.axes import (
 )
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.values.scalars import uniform
-from attngraph.analysis.walks import sources
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
@@ -153,7 +152,7 @@ def _is_small(root: Node) -> bool:
 
     ways: dict[Value, tuple[int, int]] = {}
     for node in backward_slice([root.output], is_end)[1]:
-        found = [ways.get(source, (1, 1)) for source in sources(node)]
+        found = [ways.get(source, (1, 1)) for source in node.operands]
         count, depth = sum(n for n, _ in found), 1 + max((d for _, d in found), default=0)
         if count > _MOST_WAYS or depth > _DEEPEST:
             return False

@@ -30,7 +30,7 @@ from attngraph.analysis.attention.weighted_sum import Below, hands_on
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.values.scalars import fill_of, widens
-from attngraph.analysis.walks import FAR, origin, readers, sources, users, varying, walk
+from attngraph.analysis.walks import FAR, origin, readers, users, varying, walk
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
@@ -63,8 +63,8 @@ def additive(anchor: Node, *, has_values: bool = True) -> Declined | None:
     node = _nonlinear_sum(anchor)
     if node is None or has_values:
         return None if node is None else Refusal.ADDITIVE.at(node)
-    total = sources(node)[0]
-    is_spread = any(side.shape != total.shape for side in sources(total.producer or node))
+    total = node.operands[0]
+    is_spread = any(side.shape != total.shape for side in (total.producer or node).operands)
     return Refusal.NO_VALUES_OF_ADDITIVE.at(node) if is_spread else None
 
 
@@ -84,7 +84,7 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
             return []
         return [(source, is_weighted) for source in inputs]
 
-    for value, is_weighted in walk([(source, False) for source in sources(anchor)[:1]], above):
+    for value, is_weighted in walk([(source, False) for source in anchor.operands[:1]], above):
         node = value.producer
         if node is None or node.op not in ACTIVATION or node.inputs[0] is None:
             continue
@@ -101,7 +101,7 @@ def _is_joined(node: Node | None) -> bool:
         is_joined = node is not None and node.op == "aten.cat"
     else:
         is_joined = node is not None and node.op == "aten.add.Tensor"
-    return node is not None and is_joined and not any(map(is_product, sources(node)))
+    return node is not None and is_joined and not any(map(is_product, node.operands))
 
 
 def renormalised(anchor: Node, axes: Axes, logits: Logits, keys: Sequence[Atom]) -> Declined | None:
@@ -288,10 +288,10 @@ def _enter_scores(anchor: Node) -> bool:
 
     def above(value: Value) -> Iterable[Value]:
         node = value.producer
-        return () if node is None or contraction_at(node) is not None else sources(node)
+        return () if node is None or contraction_at(node) is not None else node.operands
 
-    shape = sources(anchor)[0].shape
-    found = walk(sources(anchor), above)
+    shape = anchor.operands[0].shape
+    found = walk(anchor.operands, above)
     return any(value.shape == shape and is_product(value) for value in found)
 
 
@@ -304,14 +304,14 @@ def _laid_out(anchor: Node, logits: Logits | Declined) -> Declined | None:
     def above(value: Value) -> Iterable[Value]:
         node = value.producer
         passes = node is not None and (is_elementwise(node) or node.op in moves | OPAQUE)
-        return sources(node) if node is not None and passes else ()
+        return node.operands if node is not None and passes else ()
 
-    found = list(walk(sources(anchor), above))
+    found = list(walk(anchor.operands, above))
     movers = [node for value in found if (node := value.producer) is not None and node.op in moves]
     if not movers or not isinstance(logits, Declined) or not any(map(is_product, found)):
         return None
     mover = movers[0]
-    is_in_place = mover.op in SCATTER and is_product(sources(mover)[0])
+    is_in_place = mover.op in SCATTER and is_product(mover.operands[0])
     return (Refusal.WRITTEN_OVER if is_in_place else Refusal.LAID_OUT).at(mover, op=mover.op)
 
 
@@ -353,11 +353,11 @@ def _joined(anchor: Node) -> Declined | None:
 
     def above(value: Value) -> Iterable[Value]:
         node = value.producer
-        return [] if node is None or not is_elementwise(node) else sources(node)
+        return [] if node is None or not is_elementwise(node) else node.operands
 
-    for value in walk(sources(anchor)[:1], above):
+    for value in walk(anchor.operands[:1], above):
         node = value.producer
-        if node is not None and node.op == "aten.cat" and any(map(is_product, sources(node))):
+        if node is not None and node.op == "aten.cat" and any(map(is_product, node.operands)):
             found = read_joined_scores(node)
             return found if isinstance(found, Declined) else Refusal.JOINED_SCORES.at(node)
     return None
@@ -417,7 +417,7 @@ def reused(scores: Node, anchor: Node) -> Declined:
             return Refusal.READ_BY_SOFTMAX.at(scores, loc=user.loc)
         if user.op == "aten.logsumexp":
             return Refusal.READ_BY_LOGSUMEXP.at(user)
-        others = [value for value in sources(user) if value.producer not in made]
+        others = [value for value in user.operands if value.producer not in made]
         if user.op == "aten.add.Tensor" and any(map(is_product, others)):
             return Refusal.READ_BY_RESIDUAL.at(scores, loc=user.loc)
         if user.op in PRODUCT:

@@ -36,9 +36,9 @@ from attngraph.analysis.layout.axes import (
 from attngraph.analysis.layout.contraction import Contraction
 from attngraph.analysis.masks.row_policy import of_softmax
 from attngraph.analysis.values.scalars import is_binary, keeps_values
-from attngraph.analysis.walks import readers, sources
+from attngraph.analysis.walks import readers
 from attngraph.ir import Node, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import SOFTMAX
 
 SINK_SOFTMAX = "attn.sink_softmax"
@@ -231,7 +231,7 @@ def _returned(anchor: Node, below: Below, axes: Axes) -> Operand | Declined | No
 
 def _tests(node: Node) -> list[Node]:
     """The isnan that a guard reads."""
-    producers = [value.producer for value in sources(node)]
+    producers = [value.producer for value in node.operands]
     return [node for node in producers if node is not None and node.op == "aten.isnan"]
 
 
@@ -301,7 +301,7 @@ def _assembled(
 
 
 def _from_sdpa(anchor: Node) -> Site | Declined | None:
-    query, key, value = (input_of(anchor, name) for name in ("query", "key", "value"))
+    query, key, value = inputs_of(anchor, "query", "key", "value")
     mask = input_of(anchor, "attn_mask")
     output = fresh_axes(anchor.output.shape)
     *batch, rows, features = output

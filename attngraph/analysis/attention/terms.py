@@ -15,7 +15,7 @@ from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve
 from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.reach import may_hide
 from attngraph.analysis.values.scalars import is_binary
-from attngraph.analysis.walks import sources, walk
+from attngraph.analysis.walks import walk
 from attngraph.ir import Value
 from attngraph.ir.ops import attribute, evaluate
 from attngraph.ir.traits import CAST, COMPLEMENT, POINTWISE, TRUTH
@@ -100,7 +100,7 @@ def decided_by(operand: Operand) -> list[Value]:
 
     def above(value: Value) -> Iterable[Value]:
         node = value.producer
-        return () if node is None or value.dtype == torch.bool else sources(node)
+        return () if node is None or value.dtype == torch.bool else node.operands
 
     found = [value for value in walk([binary.value], above) if value.dtype == torch.bool]
     return found or [own]

@@ -144,7 +144,7 @@ def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterat
         axes = broadcast_axes(operand.axes, source.shape, shape)
         yield replace(at(source, axes), refills=refills, guard=operand)
     elif node.op in MULTIPLICATIVE:
-        sides = [value for value in node.inputs if value is not None]
+        sides = node.operands
         for index in range(2 if node.op == "aten.mul.Tensor" else 1):
             mine, other = sides[index], sides[1 - index]
             factor = Factor(

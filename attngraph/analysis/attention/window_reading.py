@@ -8,7 +8,7 @@ from attngraph.analysis.attention.window_reader import WindowReader
 from attngraph.analysis.attention.windows import Below, Windows, read_product
 from attngraph.analysis.layout.digits import UnreadError
 from attngraph.analysis.values.scalars import fill_of, is_cast, scale_of
-from attngraph.analysis.walks import sources, walk
+from attngraph.analysis.walks import walk
 from attngraph.errors import IRError
 from attngraph.ir import Node, Value
 from attngraph.ir.hashing import hashable
@@ -60,7 +60,7 @@ def may_be_windows(softmax: Node) -> bool:
         if is_score and (product := read_product(node)) is not None:
             return [(side.value, False) for side in product[0].sides]
         passes = node.op in (_THROUGH if is_score else _MOVES)
-        return [(source, is_score) for source in sources(node)] if passes else ()
+        return [(source, is_score) for source in node.operands] if passes else ()
 
     found = list(walk([(scores, True)], above, limit=None))
     makers = [(node, is_score) for value, is_score in found if (node := value.producer) is not None]

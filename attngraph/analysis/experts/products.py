@@ -205,7 +205,7 @@ def _with_bias(node: Node, rows: Value, matrices: Stored, experts: int) -> Produ
             value = reader.output
             continue
         if reader.op in ADDITIVE and reader.op == "aten.add.Tensor" and "alpha" not in reader.attrs:
-            others = [other for other in reader.inputs if other is not None and other is not value]
+            others = [other for other in reader.operands if other is not value]
             axes = fresh_axes(reader.output.shape)
             if len(others) == 1 and len(reader.output.shape) == len(value.shape):
                 other = others[0]

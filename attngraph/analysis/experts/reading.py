@@ -228,7 +228,7 @@ def _cuts(graph: Graph, choice: Choice) -> Iterator[Value]:
             started = True
         if not started or node is choice.node:
             continue
-        read = [value for value in node.inputs if value is not None and value in waiting]
+        read = [value for value in node.operands if value in waiting]
         if not read:
             continue
         for value in read:
@@ -296,7 +296,7 @@ def _products(
         if read is not None:
             found[node] = read
             return
-        yield from (source for source in node.inputs if source is not None)
+        yield from node.operands
 
     for _ in walk(starts, above, limit=choice.experts * 64 + 256):
         pass

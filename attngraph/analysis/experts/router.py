@@ -79,7 +79,7 @@ def fill_of(choice: Choice) -> float | None:
     node = choice.scores.producer
     if node is None or node.op not in CHOICE:
         return None
-    sides = [value for value in node.inputs if value is not None and value.dtype != torch.bool]
+    sides = [value for value in node.operands if value.dtype != torch.bool]
     fills = [fill for value in sides if (fill := uniform(value)) is not None]
     least = min((Intervals().of(value)[0] for value in sides if uniform(value) is None), default=0)
     return next((fill for fill in fills if max(least, WEAKEST_FILL) < fill), None)
@@ -126,7 +126,7 @@ def softmax_near(choice: Choice) -> Node | None:
 
     def above(value: Value) -> Iterator[Value]:
         if value.producer is not None:
-            yield from (side for side in value.producer.inputs if side is not None)
+            yield from value.producer.operands
 
     def below(value: Value) -> Iterator[Value]:
         yield from (result for node in value.users for result in node.outputs)

@@ -90,4 +90,4 @@ def _is_multiplied(gather: Node) -> bool:
 def _router(value: Value) -> Iterator[Value]:
     node = value.producer
     if node is not None and node.op in LAYOUT | CAST | POINTWISE | SOFTMAX:
-        yield from (each for each in node.inputs if each is not None)
+        yield from node.operands

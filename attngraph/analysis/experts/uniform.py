@@ -144,7 +144,7 @@ class _Reading:
                 else:
                     found = self._made(node)
             except SwitchError:
-                above = (self.blame.get(value) for value in node.inputs if value is not None)
+                above = (self.blame.get(value) for value in node.operands)
                 self.blame.update(
                     dict.fromkeys(node.outputs, next(filter(None, above), node)),
                 )
@@ -177,7 +177,7 @@ class _Reading:
         """What the outputs of a node are. Raises SwitchError where that may switch."""
         if node.op in FILL | UNSET and not is_sized(node, _NUMBERS):
             return [Kind.FIXED] * len(node.outputs)
-        given = [self.of(value) for value in node.inputs if value is not None]
+        given = [self.of(value) for value in node.operands]
         if _switches(node) or _cuts_rows(node):
             raise SwitchError
         if all(kind in (Kind.FIXED, Kind.SIZED) for kind in given):

@@ -66,7 +66,7 @@ class Reading:
             self._depends[value] = False
             node = value.producer
             if node is not None and node.op in _READ:
-                sources = [source for source in node.inputs if source is not None]
+                sources = node.operands
                 self._depends[value] = any(self.depends(source) for source in sources)
         return self._depends[value]
 

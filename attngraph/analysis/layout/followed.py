@@ -29,10 +29,9 @@ from attngraph.analysis.layout.moves import (
 )
 from attngraph.analysis.values.running import run_nodes
 from attngraph.analysis.values.scalars import scale_of
-from attngraph.analysis.walks import sources
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.dims import product, substitute
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import ADDITIVE, MUTATING, PAD, RANDOM, UNFOLD
 
@@ -182,7 +181,7 @@ class Followed:
 
     def _written(self, node: Node, index: Index) -> Elements:
         """A part of one tensor that another was written over."""
-        base, source = sources(node)
+        base, source = node.operands
         dim = attribute(node, "dim") % len(index)
         size, at = self.shape(base)[dim], index[dim]
         if node.op == "aten.select_scatter":
@@ -199,7 +198,7 @@ class Followed:
 
     def _chosen(self, node: Node, index: Index) -> Elements | None:
         """A choice that the sizes decide."""
-        predicate, chosen, other = sources(node)
+        predicate, chosen, other = node.operands
         if (fixed := self._numbers(predicate)) is None:
             return None
         first = fixed[_aligned(index, tuple(fixed.shape))].bool()
@@ -230,7 +229,7 @@ class Followed:
 
     def _rows(self, node: Node, index: Index) -> Elements | None:
         """Rows by places that the sizes decide, along axes that lie beside each other."""
-        source, places = input_of(node, "self"), input_of(node, "indices")
+        source, places = inputs_of(node, "self", "indices")
         dims = [dim for dim, place in enumerate(places) if place is not None]
         fixed = [self._numbers(places[dim]) for dim in dims]
         if dims != list(range(dims[0], dims[-1] + 1)):

@@ -9,7 +9,7 @@ import sympy
 from attngraph.analysis.layout.shape_reader import Reader, Rules, Shape
 from attngraph.ir import Dim, Node
 from attngraph.ir.dims import as_dim, product
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 PRODUCTS = Rules()
 
@@ -122,7 +122,7 @@ def _linear_attention(reader: Reader, node: Node) -> Sequence[Shape] | None:
     sizes = reader.sizes
     head, out = _feature(reader, key, kv_heads), _feature(reader, value, kv_heads)
     sizes.unify(_feature(reader, query, heads), head)
-    given = [input_of(node, name) for name in ("decay", "beta")]
+    given = inputs_of(node, "decay", "beta")
     rates = [reader.shape(each) for each in given if each is not None]
     for shape in (key, value, *rates):
         for first, second in zip(query[:2], shape[:2], strict=True):

@@ -31,7 +31,7 @@ class Reader:
             yield node, {name: self.sizes.resolved(value) for name, value in attrs.items()}
 
     def read(self, node: Node) -> None:
-        given = [v for v in node.inputs if v is not None]
+        given = node.operands
         rule = self.rule_of(node.op)
         try:
             found = rule(self, node)
@@ -95,7 +95,7 @@ class Rules(dict[str, Rule]):
 
 def elementwise(reader: Reader, node: Node) -> Sequence[Shape] | None:
     """Whatever has the shape to which its operands broadcast."""
-    shapes = [reader.shapes[value] for value in node.inputs if value is not None]
+    shapes = [reader.shapes[value] for value in node.operands]
     if not shapes:
         return None
     found = reader.broadcast(shapes, max(map(len, shapes)))

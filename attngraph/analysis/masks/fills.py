@@ -226,7 +226,7 @@ class Fills:
             fill = converted(fill, value.dtype)
             return Filled(node, inner, literal, predicate, keep, fill)
         if node.op in ADDITIVE and attribute(node, "alpha") == 1:
-            left, right = (v for v in node.inputs if v is not None)
+            left, right = node.operands
             first, second = (_into(side, index) for side in (left, right))
             # What is added to a mask is logits; of two inputs either may be the mask.
             is_sum = node.op == "aten.add.Tensor"

@@ -24,7 +24,7 @@ from attngraph.analysis.masks.predicates import (
 from attngraph.analysis.masks.reading import Reader
 from attngraph.ir import Dim, DimInfo, Node, Value
 from attngraph.ir.dims import as_dim
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _past(site: Node) -> Dim:
 
 def scores_shape(site: Node) -> tuple[Dim, ...]:
     """(B, H, S, T)."""
-    query, key = input_of(site, "query"), input_of(site, "key")
+    query, key = inputs_of(site, "query", "key")
     keys = as_dim(sympy.sympify(key.shape[1] + _past(site)))
     return query.shape[0], attribute(site, "heads"), query.shape[1], keys
 

@@ -114,7 +114,7 @@ class Moderates:
         if not is_layout and any(n is not None and not abs(n) < -WEAKEST_FILL for n in numbers):
             return False
         is_logits &= node.op != "aten.add.Tensor"
-        inputs = [source for source in node.inputs if source is not None]
+        inputs = node.operands
         return all(self.holds(v, is_logits=is_logits, depth=depth - 1) for v in inputs)
 
 
@@ -144,7 +144,7 @@ def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
     scaling = scale_of(node)
     if scaling is not None:
         return abs(scaling[1]) <= 1 and is_scorelike(scaling[0], depth - 1)
-    inputs = [source for source in node.inputs if source is not None]
+    inputs = node.operands
     if node.op == "aten.mul.Tensor":
         bounds = [Intervals().largest(source) for source in inputs]
         return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
@@ -193,5 +193,5 @@ def is_bounded(value: Value, limit: float | None = None, depth: int = _DEPTH) ->
     numbers = [node.attrs[name] for name in _NUMBERS if name in node.attrs]
     if any(isinstance(n, (int, float)) and not abs(n) < limit for n in numbers):
         return False
-    operands = [operand for operand in node.inputs if operand is not None]
+    operands = node.operands
     return all(is_bounded(operand, limit, depth - 1) for operand in operands)

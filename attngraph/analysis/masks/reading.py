@@ -34,7 +34,7 @@ from attngraph.analysis.masks.predicates import (
 )
 from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import greatest, least, symbol
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import (
     ADDITIVE,
     CAST,
@@ -258,7 +258,7 @@ class Reader:
 
     def _indexed(self, node: Node, index: Index) -> Reading:
         """x[i, j, …] with integer tensors for leading dims, or for dims after whole ones."""
-        source, places = input_of(node, "self"), input_of(node, "indices")
+        source, places = inputs_of(node, "self", "indices")
         given = [dim for dim, place in enumerate(places) if place is not None]
         if not given or given != list(range(given[0], given[-1] + 1)):
             return None
@@ -303,7 +303,7 @@ class Reader:
 
     def _difference(self, node: Node, index: Index) -> Reading:
         """x[i] - x[i - 1], where that is the same expression at the first element."""
-        source, before = input_of(node, "self"), input_of(node, "prepend")
+        source, before = inputs_of(node, "self", "prepend")
         if attribute(node, "n") != 1 or input_of(node, "append") is not None or before is None:
             return None
         dim = attribute(node, "dim") % len(index)

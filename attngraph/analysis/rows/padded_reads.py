@@ -225,7 +225,7 @@ def _computed(graph: Graph) -> frozenset[Value]:
     """The values that depend on weights: what is read of others says what the tokens are."""
     found: set[Value] = set()
     for node in graph:
-        if any(value in found or is_weight(value) for value in node.inputs if value is not None):
+        if any(value in found or is_weight(value) for value in node.operands):
             found.update(node.outputs)
     return frozenset(found)
 

@@ -15,7 +15,7 @@ from attngraph.analysis.rows.padded_reads import Tokens, follow
 from attngraph.analysis.rows.row_wise import Rows, has_rows, linked, row_operands
 from attngraph.ir import Graph, Value
 from attngraph.ir.dims import same_shape
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import inputs_of
 
 
 def find_tokens(graph: Graph) -> list[Tokens]:
@@ -45,7 +45,7 @@ def _linked(graph: Graph, rows: Rows) -> list[set[Value]]:
     groups: list[Sequence[Value]] = []
     for node in graph:
         if node.op == "attn.attention":
-            query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
+            query, key, value = inputs_of(node, "query", "key", "value")
             if has_rows(query, rows):
                 groups.append([query, node.outputs[0]])
             if has_rows(key, rows):

@@ -27,7 +27,7 @@ from attngraph.analysis.layout.axes import Atom, Axes, Operand, climb, fresh_axe
 from attngraph.analysis.values.matching import only_read_by
 from attngraph.analysis.values.weights import is_known, is_power_of_two, wide
 from attngraph.ir import Graph, Node, Value
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import input_of, inputs_of
 from attngraph.ir.traits import WEIGHTED
 
 Numbers: TypeAlias = torch.Tensor | Value
@@ -145,7 +145,7 @@ def read_linear(node: Node, *, or_convolution: bool = False) -> Linear | None:
     """
     if node.op not in WEIGHTED or not (or_convolution or node.op == "aten.linear"):
         return None
-    source, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    source, weight, bias = inputs_of(node, "input", "weight", "bias")
     if weight.dtype != source.dtype or (node.op == "aten.linear" and len(weight.shape) != 2):
         return None
     if bias is not None and (not bias.is_constant or bias.shape != weight.shape[:1]):

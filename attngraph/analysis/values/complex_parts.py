@@ -97,7 +97,7 @@ class Splittable:
     def _splits(self, node: Node | None) -> bool:
         if node is None:
             return False
-        operands = [value for value in node.inputs if value is not None]
+        operands = node.operands
         numbers = [value for value in operands if is_complex(value)]
         if node.op in FOURIER:
             return self.known_op(node) and all(self.known(value) for value in numbers)
@@ -139,5 +139,5 @@ def _puts_in_both(node: Node) -> bool:
     fills = (node.attrs.get(name) for name in ("value", "other", "self"))
     if any(fills) or "reduce" in node.attrs:
         return False
-    dtypes = (value.dtype for value in node.inputs if value is not None)
+    dtypes = (value.dtype for value in node.operands)
     return not any(dtype.is_floating_point for dtype in dtypes)

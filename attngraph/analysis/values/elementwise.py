@@ -16,7 +16,7 @@ from attngraph.analysis.values.matching import same_type
 from attngraph.analysis.values.scalars import number, uniform
 from attngraph.analysis.values.weights import is_known, wide
 from attngraph.ir import Node, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, inputs_of
 from attngraph.ir.traits import (
     ADDITIVE,
     BATCH_NORM,
@@ -123,8 +123,8 @@ def _batch_norm(node: Node) -> Scaling | None:
         return None
     if any(output.uses for output in node.outputs[1:]):
         return None
-    source, weight, bias, mean, variance = (
-        input_of(node, name) for name in ("input", "weight", "bias", "running_mean", "running_var")
+    source, weight, bias, mean, variance = inputs_of(
+        node, "input", "weight", "bias", "running_mean", "running_var"
     )
     given = [value for value in (weight, bias, mean, variance) if value is not None]
     if source is None or mean is None or variance is None or not all(map(is_known, given)):

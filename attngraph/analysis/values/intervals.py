@@ -23,7 +23,7 @@ from attngraph.analysis.values.scalars import (
     uniform,
 )
 from attngraph.ir import Dim, Graph, Node, TensorType, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import (
     CAST,
     COPY,
@@ -106,7 +106,7 @@ class Intervals:
         width = value.shape[-1] if value.shape else 1
         if node.op == "aten.layer_norm" and attribute(node, "normalized_shape") == [size]:
             # |x - mean| / sqrt(variance + ε) has a norm of at most sqrt(width).
-            gain, shift = input_of(node, "weight"), input_of(node, "bias")
+            gain, shift = inputs_of(node, "weight", "bias")
             scale = 1.0 if gain is None else self.largest(gain)
             offset = 0.0 if shift is None else self.length(shift, size, depth)
             return math.sqrt(size) * scale + offset
@@ -273,14 +273,14 @@ class Intervals:
         count = attribute(node, "normalized_shape")
         if not all(isinstance(size, int) for size in count):
             return EVERYTHING
-        gain, shift = input_of(node, "weight"), input_of(node, "bias")
+        gain, shift = inputs_of(node, "weight", "bias")
         scale = 1.0 if gain is None else self.largest(gain)
         far = math.sqrt(math.prod(count)) * scale
         return _plus((-far, far), (0.0, 0.0) if shift is None else self.of(shift))
 
     def _linear(self, node: Node, depth: int) -> Interval:
         """|w · x| is at most |w| |x|, and at most Σ |w_i| max |x_i|."""
-        source, weight, shift = (input_of(node, name) for name in ("input", "weight", "bias"))
+        source, weight, shift = inputs_of(node, "input", "weight", "bias")
         data = weight.data
         if (
             not self._weights

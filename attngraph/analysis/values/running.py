@@ -53,7 +53,7 @@ def is_near(a: torch.Tensor, b: torch.Tensor, by: float = 1e-8) -> bool:
 
 def _makes_floats(node: Node) -> bool:
     """Whether torch would give float32 of its integers, as of 0.9 ** (i - j)."""
-    values = (*node.outputs[:1], *(value for value in node.inputs if value is not None))
+    values = (*node.outputs[:1], *node.operands)
     dtypes = [value.dtype for value in values if isinstance(value.type, TensorType)]
     is_float = [dtype.is_floating_point for dtype in dtypes]
     return node.op in POINTWISE and is_float[0] and not any(is_float[1:])

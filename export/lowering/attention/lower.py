@@ -25,13 +25,13 @@ from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, same
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 
 @register_lowering("attn.attention")
 def lower_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """In the form that was chosen: packed heads go in and out as the projections give them."""
-    query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
+    query, key, value = inputs_of(node, "query", "key", "value")
     pasts = input_of(node, "past_key"), input_of(node, "past_value")
     masking, keys = masking_of(node), scores_shape(node)[3]
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
@@ -170,9 +170,7 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     On CUDA it is spelled out: on a GPU the process that ran the tests of its kernel, and of a few
     others, ended with SIGSEGV twice, and the cause isn't known.
     """
-    query, key, value, mask = (
-        input_of(node, name) for name in ("query", "key", "value", "attn_mask")
-    )
+    query, key, value, mask = inputs_of(node, "query", "key", "value", "attn_mask")
     if attribute(node, "dropout_p"):
         raise LoweringError(
             "it drops weights at inference too; give it dropout_p=p if self.training else 0.0"

@@ -21,7 +21,7 @@ from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContex
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _packed(ctx: LoweringContext, node: Node, kept: Value, segments: _Segments) 
         ends = ctx.op("Reshape", segments.ends, ctx.constant([-1]))
         return ctx.cast(ctx.op("Concat", ctx.constant([0]), ends, axis=0), torch.int32)
 
-    query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
+    query, key, value = inputs_of(node, "query", "key", "value")
     rows = query.shape[1]
     flat = [_flat(ctx, operand) for operand in (query, key, value)]
     context = ctx.op(
@@ -103,7 +103,7 @@ def _packed(ctx: LoweringContext, node: Node, kept: Value, segments: _Segments) 
 def _restored(ctx: LoweringContext, node: Node, kept: Value, segments: _Segments) -> ir.Value:
     """`Attention` told how many keys there are; what lies behind them is a copy of the last."""
     batch, length = segments.shape
-    query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
+    query, key, value = inputs_of(node, "query", "key", "value")
     rows = query.shape[1]
 
     def sources() -> ir.Value:

@@ -65,7 +65,7 @@ def einsum(ctx: LoweringContext, node: Node, equation: str) -> ir.Value | None:
     Letters of both operands count the matrices of a stack, which are broadcast, or are summed; the
     others are its rows and columns.
     """
-    values = [value for value in node.inputs if value is not None]
+    values = node.operands
     terms, arrow, output = equation.partition("->")
     left, comma, right = terms.partition(",")
     if not (arrow and comma and left.isalpha() and right.isalpha()) or len(values) != 2:

@@ -160,7 +160,7 @@ class _Decomposer(TypeInference):
             name: replace(info, low=info.low if info.low > 2 else min(info.low, 1))
             for name, info in self._dims.items()
         }
-        given = [value.type for value in node.inputs if value is not None]
+        given = [value.type for value in node.operands]
         shapes = [type.shape for type in given if isinstance(type, TensorType)]
         sizes = [sympy.sympify(dim) for shape in shapes for dim in shape]
         factors = {part for size in sizes for part in sympy.Mul.make_args(size) if part.args}

@@ -13,7 +13,7 @@ from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContex
 from attngraph.export.lowering.emission.products import matmul
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Dim, Node, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, inputs_of
 
 _ACTIVATIONS = {
     "identity": "identity",
@@ -49,7 +49,7 @@ def lower_moe(ctx: LoweringContext, node: Node) -> ir.Value:
     A row whose weights are all 0 has equal logits, so it is finite, and 0 times its sum.
     """
     args = ctx.args(node)
-    weights, up = input_of(node, "weights"), input_of(node, "up")
+    weights, up = inputs_of(node, "weights", "up")
     zeros = ctx.op(
         "Expand", ctx.constant(0.0, weights.dtype), ctx.shape([weights.shape[0], up.shape[0]])
     )
@@ -94,14 +94,14 @@ def _mixture(ctx: LoweringContext, node: Node, logits: ir.Value, count: int) -> 
 
 def _block(node: Node) -> Dim:
     """Of features that share a scale."""
-    codes, scales = input_of(node, "up"), input_of(node, "up_scales")
+    codes, scales = inputs_of(node, "up", "up_scales")
     return codes.shape[-1] * 8 // CODE_BITS // scales.shape[-1]
 
 
 @register_lowering("aten._grouped_mm")
 def lower_grouped_mm(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
-    left, right = input_of(node, "self"), input_of(node, "mat2")
+    left, right = inputs_of(node, "self", "mat2")
     if args["bias"] is not None:
         raise LoweringError("a bias of _grouped_mm has no meaning in torch yet")
     if len(left.shape) == 3 and len(right.shape) == 3 and args["offs"] is None:
@@ -113,7 +113,7 @@ def lower_grouped_mm(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("transformers.grouped_mm_fallback")
 def lower_grouped_mm_fallback(ctx: LoweringContext, node: Node) -> ir.Value:
-    left, right = input_of(node, "input"), input_of(node, "weight")
+    left, right = inputs_of(node, "input", "weight")
     return _by_rows(ctx, left, right, ctx.args(node)["offs"])
 
 

@@ -14,7 +14,7 @@ from attngraph.export.lowering.fallback.torchlib import torchlib_lowering
 from attngraph.export.lowering.ops.layout import axis_of
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, same
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 
 @register_lowering("aten.roll")
@@ -103,7 +103,7 @@ def _index_by_mask(ctx: LoweringContext, x: Value, given: list[tuple[int, Value]
 
 @register_lowering("aten.masked_select")
 def lower_masked_select(ctx: LoweringContext, node: Node) -> ir.Value:
-    x, mask = input_of(node, "self"), input_of(node, "mask")
+    x, mask = inputs_of(node, "self", "mask")
     common = _broadcast([x, mask])
     flat = [
         ctx.op("Reshape", ctx.expand(ctx.value(value), value.shape, common), ctx.constant([-1]))

@@ -103,7 +103,7 @@ def lower_select(ctx: LoweringContext, node: Node) -> ir.Value:
 @register_lowering("aten.cat", "aten.concat", "aten.concatenate")
 def lower_cat(ctx: LoweringContext, node: Node) -> ir.Value:
     # torch lets empty 1-D tensors take part in any concatenation
-    given = [value for value in node.inputs if value is not None]
+    given = node.operands
     parts = [value for value in given if tuple(value.shape) != (0,)] or given[:1]
     values = [ctx.cast(ctx.value(value), node.output.dtype) for value in parts]
     if len(values) == 1:
@@ -119,7 +119,7 @@ def lower_cat(ctx: LoweringContext, node: Node) -> ir.Value:
 @register_lowering("aten.stack")
 def lower_stack(ctx: LoweringContext, node: Node) -> ir.Value:
     axis = axis_of(node.attrs.get("dim", 0), len(node.output.shape))
-    parts = [ctx.cast(ctx.value(value), node.output.dtype) for value in node.inputs if value]
+    parts = [ctx.cast(ctx.value(value), node.output.dtype) for value in node.operands]
     raised = [ctx.op("Unsqueeze", part, ctx.constant([axis])) for part in parts]
     return ctx.op("Concat", *raised, axis=axis) if len(raised) > 1 else raised[0]
 

@@ -13,7 +13,7 @@ from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.products import einsum, matmul, may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import input_of, inputs_of
 
 _EXACT_SUMS = 1024  # products of two bytes whose sum a float32 holds
 
@@ -21,7 +21,7 @@ _EXACT_SUMS = 1024  # products of two bytes whose sum a float32 holds
 @register_lowering("aten.linear")
 def lower_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     """x Wᵀ + b. A matrix x takes Gemm, which reads W as it is, but none of integers."""
-    x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    x, weight, bias = inputs_of(node, "input", "weight", "bias")
     added = None if bias is None else ctx.value(bias)
     if len(x.shape) == 2 and len(weight.shape) == 2 and x.dtype.is_floating_point:
         return ctx.op("Gemm", ctx.value(x), ctx.value(weight), added, transB=1)
@@ -32,7 +32,7 @@ def lower_linear(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("aten.matmul", "aten.bmm", "aten.mm", "aten.mv", "aten.dot")
 def lower_matmul(ctx: LoweringContext, node: Node) -> ir.Value:
-    return matmul(ctx, *(value for value in node.inputs if value is not None))
+    return matmul(ctx, *node.operands)
 
 
 @register_lowering("aten._int_mm")
@@ -42,7 +42,7 @@ def lower_integer_product(ctx: LoweringContext, node: Node) -> ir.Value:
     In floats that hold every sum of products: `MatMulInteger` may add two of them in 16 bits, which
     saturate, on CPUs without VNNI.
     """
-    left, right = (value for value in node.inputs if value is not None)
+    left, right = node.operands
     depth = left.shape[1]
     is_short = isinstance(depth, int) and depth <= _EXACT_SUMS
     dtype = torch.float32 if is_short else torch.float64
@@ -82,7 +82,7 @@ def _weighted(ctx: LoweringContext, node: Node, product: ir.Value) -> ir.Value:
 
 @register_lowering("aten.einsum")
 def lower_einsum(ctx: LoweringContext, node: Node) -> ir.Value | None:
-    values = [value for value in node.inputs if value is not None]
+    values = node.operands
     if not node.output.dtype.is_floating_point:
         return None  # its parts: onnxruntime's kernel adds integers in double
     equation = _in_letters(node.attrs["equation"].replace(" ", ""), [len(v.shape) for v in values])

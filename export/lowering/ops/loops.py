@@ -17,7 +17,7 @@ def lower_scan(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """What every step reads as it is comes from the graph around the body."""
     body: Graph = attribute(node, "body")
     carried, scanned = attribute(node, "carried"), attribute(node, "scanned")
-    operands: list[Value] = [value for value in node.inputs if value is not None]
+    operands: list[Value] = node.operands
     own = carried + scanned
     captured = dict(zip(body.inputs[own:], operands[own:], strict=True))
     return ctx.ops(

@@ -11,7 +11,7 @@ from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContex
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 
 def _weight(ctx: LoweringContext, weight: Value | None, x: Value, shape: Sequence[Dim]) -> ir.Value:
@@ -26,7 +26,7 @@ def _weight(ctx: LoweringContext, weight: Value | None, x: Value, shape: Sequenc
 
 @register_lowering("aten.layer_norm")
 def lower_layer_norm(ctx: LoweringContext, node: Node) -> ir.Value:
-    x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    x, weight, bias = inputs_of(node, "input", "weight", "bias")
     shape = attribute(node, "normalized_shape")
     scale = _weight(ctx, weight, x, shape)
     shift = None if bias is None else ctx.cast(ctx.value(bias), x.dtype)
@@ -38,7 +38,7 @@ def lower_layer_norm(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("aten.rms_norm")
 def lower_aten_rms_norm(ctx: LoweringContext, node: Node) -> ir.Value:
-    x, weight = input_of(node, "input"), input_of(node, "weight")
+    x, weight = inputs_of(node, "input", "weight")
     shape, epsilon = attribute(node, "normalized_shape"), attribute(node, "eps")
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     epsilon = torch.finfo(wide).eps if epsilon is None else float(epsilon)
@@ -66,7 +66,7 @@ def _rms_norm(
 @register_lowering("attn.rms_norm")
 def lower_rms_norm(ctx: LoweringContext, node: Node) -> ir.Value:
     """A weight wider than x multiplies afterwards, as in the reference."""
-    x, weight = input_of(node, "x"), input_of(node, "weight")
+    x, weight = inputs_of(node, "x", "weight")
     epsilon = float(attribute(node, "eps"))
     mixed = weight is not None and weight.dtype != x.dtype
     scale = _weight(ctx, None if mixed else weight, x, [x.shape[-1]])
@@ -138,7 +138,7 @@ def _fused(ctx: LoweringContext, node: Node, op_type: str) -> bool:
     """Whether onnxruntime's fused kernel takes these operands: one dtype, (B, S, H) or (S, H)."""
     if not ctx.has(op_type, MICROSOFT):
         return False
-    operands = [value for value in node.inputs if value is not None]
+    operands = node.operands
     dtypes = {value.dtype for value in operands}
     supported = {torch.float32, torch.float16, torch.bfloat16}
     x = operands[0]
@@ -155,7 +155,7 @@ def lower_softmax(ctx: LoweringContext, node: Node) -> ir.Value:
 @register_lowering("aten.cosine_similarity")
 def lower_cosine_similarity(ctx: LoweringContext, node: Node) -> ir.Value:
     """x · y / (max(‖x‖, ε) max(‖y‖, ε)) along one axis."""
-    x, y = (input_of(node, name) for name in ("x1", "x2"))
+    x, y = inputs_of(node, "x1", "x2")
     rank = max(len(x.shape), len(y.shape))
     if not rank:
         return _sign_of_product(ctx, node)
@@ -181,7 +181,7 @@ def _sign_of_product(ctx: LoweringContext, node: Node) -> ir.Value:
 @register_lowering("attn.sink_softmax")
 def lower_sink_softmax(ctx: LoweringContext, node: Node) -> ir.Value:
     """Softmax over one more column, which is then cut off."""
-    x, sink = input_of(node, "x"), input_of(node, "sink")
+    x, sink = inputs_of(node, "x", "sink")
     dim = attribute(node, "dim") % len(x.shape)
     column: list[Dim] = [1 if axis == dim else size for axis, size in enumerate(x.shape)]
     wide = ctx.expand(ctx.value(sink), sink.shape, column)

@@ -13,7 +13,7 @@ from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContex
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import CENTRED_NORM, GELU
 
 
@@ -24,7 +24,7 @@ def lower_quantized_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     A portable file has DequantizeLinear, whose result is transposed: without that, sessions of
     onnxruntime make of it the operator that rounds activations.
     """
-    x, codes, bias = (input_of(node, name) for name in ("x", "codes", "bias"))
+    x, codes, bias = inputs_of(node, "x", "codes", "bias")
     args, bits = ctx.args(node), int(attribute(node, "bits"))
     rounds = bool(attribute(node, "rounds"))
     if ctx.target.portable and not rounds:
@@ -61,7 +61,7 @@ def lower_dequantize(ctx: LoweringContext, node: Node) -> ir.Value:
 
 def _dequantized(ctx: LoweringContext, node: Node, width: Dim) -> ir.Value:
     """DequantizeLinear of a weight (N, width). Without zeros its codes are signed ones."""
-    codes, zeros = input_of(node, "codes"), input_of(node, "zeros")
+    codes, zeros = inputs_of(node, "codes", "zeros")
     bits, (rows, blocks, size) = int(attribute(node, "bits")), codes.shape
     block = size * 8 // bits
     signed = {4: ir.DataType.INT4, 8: ir.DataType.INT8}[bits]
@@ -261,7 +261,7 @@ def _in_two_halves(
 
     Without zeros z is 128, so h_z is 8 and l_z is 0.
     """
-    codes, zeros = input_of(node, "codes"), input_of(node, "zeros")
+    codes, zeros = inputs_of(node, "codes", "zeros")
     rows, blocks, _ = codes.shape
 
     def half(name: str, take: Callable[[torch.Tensor], torch.Tensor]) -> ir.Value:

@@ -12,7 +12,7 @@ from attngraph.analysis.masks.nans import may_be_nan
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 _OPERATORS = {
     "rnn_tanh": "RNN",
@@ -45,7 +45,7 @@ def lower_recurrent(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
         linear_before_reset={"gru": 1, "gru_reset_first": 0}.get(cell),
     )
     x = input_of(node, "x")
-    given = [input_of(node, name) for name in ("x", "h0", "c0")]
+    given = inputs_of(node, "x", "h0", "c0")
     if may_be_nan(given):
         y, *finals = _with_nan(ctx, node, (args["x"], *states), lengths, (y, *finals))
     if directions == 1:

@@ -8,7 +8,7 @@ import torch
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, inputs_of
 
 _KERNELS = {
     "cpu": (torch.float32, torch.float16),
@@ -22,7 +22,7 @@ def lower_rotary(ctx: LoweringContext, node: Node) -> ir.Value | None:
 
     In dtypes without a kernel, and before opset 23, it stays the products that it stands for.
     """
-    x, cos, sin = (input_of(node, name) for name in ("x", "cos", "sin"))
+    x, cos, sin = inputs_of(node, "x", "cos", "sin")
     if x.dtype not in _KERNELS[ctx.target.provider] or not ctx.has("RotaryEmbedding"):
         return None
     heads, width = attribute(node, "heads"), 2 * cos.shape[2]

@@ -20,7 +20,7 @@ from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.fallback.decompose import as_graph
 from attngraph.export.lowering.fallback.solving_formulas import is_small
 from attngraph.ir import Node, TensorType, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 
 
 @register_lowering("aten.linalg_lu")
@@ -173,7 +173,7 @@ def lower_qr(ctx: LoweringContext, node: Node) -> Sequence[ir.Value] | None:
 @register_lowering("aten.linalg_solve_triangular")
 def lower_triangular(ctx: LoweringContext, node: Node) -> ir.Value | None:
     """Substitution in a lower triangle, a row at a time. A small one is solved by halves."""
-    matrix, given = input_of(node, "self"), input_of(node, "B")
+    matrix, given = inputs_of(node, "self", "B")
     if is_small(matrix.shape[-1]) or not _is_square(matrix):
         return None
     if attribute(node, "upper") or not attribute(node, "left"):

@@ -23,7 +23,7 @@ from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContex
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Builder, Dim, Graph, Node, TensorType, Value
 from attngraph.ir.dims import bounds
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.types import dtype_name
 
 _KERNELS = (torch.float32, torch.float16)
@@ -37,7 +37,7 @@ _FEW = 8
 @register_lowering("attn.causal_conv")
 def lower_causal_conv(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """Where the number of places is dynamic and a state is handed on, a run decides."""
-    x, weight = input_of(node, "x"), input_of(node, "weight")
+    x, weight = inputs_of(node, "x", "weight")
     has_kernel = ctx.target.provider == "cpu" and x.dtype in _KERNELS
     has_kernel = has_kernel and ctx.has("CausalConvWithState", MICROSOFT)
     low, high = bounds(x.shape[2], ctx.graph.dims)
@@ -146,7 +146,7 @@ def _wider(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     a rest takes it longer than all of them do. 512 tokens took 1.5 to 4.2 times as long without
     these, of 8 × 48, 32 × 16, 4 × 80, 8 × 68 and 4 × 24 features, and 17 tokens 1.1 to 2 times.
     """
-    value, past = input_of(node, "value"), input_of(node, "past")
+    value, past = inputs_of(node, "value", "past")
     (batch, length, _), (_, count, _, features) = value.shape, node.outputs[1].shape
     width = -(-features // _LANES) * _LANES
     ends = ctx.constant([0] * 7 + [width - features])
@@ -171,8 +171,8 @@ def _by_channels(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """A Scan whose state is (B, Hq, C, dk), C channels of each query; what a token brings, k v, and
     what it leaves, e^g, are computed for all tokens before it.
     """
-    query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
-    past, decay = input_of(node, "past"), input_of(node, "decay")
+    query, key, value = inputs_of(node, "query", "key", "value")
+    past, decay = inputs_of(node, "past", "decay")
     batch, length, width = query.shape
     heads, count = attribute(node, "heads"), attribute(node, "kv_heads")
     keys = width // heads

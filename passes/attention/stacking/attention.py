@@ -8,7 +8,7 @@ import torch
 
 from attngraph.analysis.branches import ATTENTION, is_projection
 from attngraph.ir import Builder, Node, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.passes.attention.stacking.plans import (
     FEATURES,
     SCORES,
@@ -21,7 +21,7 @@ from attngraph.passes.attention.stacking.plans import (
 
 def projection(stack: Stack, node: Node, factors: Sequence[float] = ()) -> Plan | None:
     nodes = stack.nodes(node)
-    source, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    source, weight, bias = inputs_of(node, "input", "weight", "bias")
     inputs = stack.family.column(source)
     if all(item is source for item in inputs):
         if not replaceable(stack.family.column(weight)):

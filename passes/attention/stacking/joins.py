@@ -10,7 +10,7 @@ from attngraph.analysis.values.matching import same_type
 from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.dims import same_shape
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, inputs_of
 from attngraph.ir.traits import JOIN, MEAN, SUM
 from attngraph.passes.attention.stacking.attention import replaceable
 from attngraph.passes.attention.stacking.plans import moved
@@ -98,7 +98,7 @@ def _sum_of_projections(stacking: Stacking) -> Callable[[Builder], Value] | None
     node = family.first.root.producer
     if node is None or family.first.root in family.first.leaves or not is_projection(node):
         return None
-    source, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    source, weight, bias = inputs_of(node, "input", "weight", "bias")
     plan = stacking.plan(source)
     weights = family.column(weight)
     if plan is None or not plan.full or not replaceable(weights):
@@ -127,13 +127,13 @@ def read_join(node: Node, returned: Collection[Value]) -> Join | None:
     if node.op in JOIN:
         if any(_stack_under(user, returned) is node for user in node.output.users):
             return None
-        operands = tuple(value for value in node.inputs if value is not None)
+        operands = node.operands
         kind, rank = node.op.removeprefix("aten."), len(node.output.shape)
-        return Join(node, kind, operands, attribute(node, "dim") % rank)
+        return Join(node, kind, tuple(operands), attribute(node, "dim") % rank)
     if (stack := _stack_under(node, returned)) is not None:
-        operands = tuple(value for value in stack.inputs if value is not None)
+        operands = stack.operands
         is_mean = node.op == "aten.mean.dim"
-        return Join(node, "sum", operands, factor=1 / len(operands) if is_mean else 1.0)
+        return Join(node, "sum", tuple(operands), factor=1 / len(operands) if is_mean else 1.0)
     if not _adds(node) or _is_inner(node, returned):
         return None
     terms: list[Value] = []
