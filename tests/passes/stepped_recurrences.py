@@ -14,11 +14,10 @@ from tests.passes.linear_attentions import (
     VALUES,
     WIDTH,
     CubicLoop,
-    DecayOfState,
     Layer,
     SwitchingRetention,
-    ValueGatedLoop,
 )
+from tests.passes.linear_near_misses import DecayOfState, ValueGatedLoop
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 
