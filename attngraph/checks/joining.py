@@ -116,8 +116,7 @@ def _guard(graph: Graph, chosen: list[Node], operand: int, condition: Value, sid
             twin = graph.create(
                 node.op, node.inputs, sizes, types=[node.output.type], loc=node.loc, before=node
             )
-            graph.replace_uses(node.output, twin.output)
-            graph.erase(node)
+            graph.replace(node, twin.outputs)
             continue
         if node.op in SELECT and "index" in node.attrs:
             _pad_selected(graph, node)

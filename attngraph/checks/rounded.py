@@ -62,8 +62,7 @@ def without_rounding(graph: Graph) -> Graph:
         new = plain.create(
             node.op, node.inputs, attrs, types=[node.output.type], loc=node.loc, before=node
         )
-        plain.replace_uses(node.output, new.output)
-        plain.erase(node)
+        plain.replace(node, new.outputs)
     return plain
 
 
@@ -96,9 +95,7 @@ class Cut:
         )
         for node in list(copy):
             if node.outputs[0].name in results:
-                new = copy.add_input(f"{node.output.name}.given", node.output.type)
-                copy.replace_uses(node.output, new)
-                copy.erase(node)
+                copy.replace(node, [copy.add_input(f"{node.output.name}.given", node.output.type)])
         wanted = [names[node.output] for node in linears] + [names[value] for value in given]
         return cls(copy, linears, given, tuple(wanted))
 

@@ -155,6 +155,5 @@ def _with(plain: Graph, linears: Mapping[str, Node], fine: Collection[str] = ())
             loc=node.loc,
             before=node,
         )
-        copy.replace_uses(node.output, new.output)
-        copy.erase(node)
+        copy.replace(node, new.outputs)
     return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -329,9 +330,14 @@ class Graph:
             self._drop_uses(node)
             node.inputs = tuple(new if value is old else value for value in node.inputs)
             self._add_uses(node)
-        if any(value is old for value in self.outputs):
-            self.outputs = tuple(new if value is old else value for value in self.outputs)
+        self.outputs = tuple(new if value is old else value for value in self.outputs)
         self.epoch += 1
+
+    def replace(self, node: Node, values: Iterable[Value]) -> None:
+        """What read the outputs of a node reads these values, and the node is erased."""
+        for old, new in zip(node.outputs, values, strict=True):
+            self.replace_uses(old, new)
+        self.erase(node)
 
     def take_place(self, node: Node, erased: Node) -> None:
         """Gives the values of a node the names of those of an erased one, whose place it took."""
@@ -345,19 +351,20 @@ class Graph:
     def erase(self, node: Node) -> None:
         """Removes a node whose outputs nobody reads. Raises IRError if one is still read."""
         for value in node.outputs:
-            if value._uses or any(output is value for output in self.outputs):
-                raise IRError(f"%{value.name} is still read and can't be erased.")
-            del self._names[value.name]
+            self._forget(value)
         self._drop_uses(node)
         self._unlink(node)
 
     def erase_constant(self, value: Value) -> None:
         """Removes an unread constant."""
+        self._forget(value)
+        del self.constants[value.name]
+        self.epoch += 1
+
+    def _forget(self, value: Value) -> None:
         if value._uses or any(output is value for output in self.outputs):
             raise IRError(f"%{value.name} is still read and can't be erased.")
-        del self.constants[value.name]
         del self._names[value.name]
-        self.epoch += 1
 
     def sort(self) -> None:
         """Restores execution order, moving as few nodes as a stable depth-first walk allows.
@@ -437,18 +444,5 @@ class Graph:
 
 def free_name(name: str, taken: Collection[str], joint: str = "_") -> str:
     """`name`, or it with the first number that makes it free: `name_1`, `name_2`, …"""
-    candidate, count = name, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}{joint}{count}"
-    return candidate
-
-
-def fuse_locs(nodes: Iterable[Node], anchor: Node) -> Loc:
-    """The anchor's location, remembering every distinct location it was fused from."""
-    leaves = (leaf for node in nodes for leaf in node.loc.fused or (node.loc,))
-    locs = tuple(dict.fromkeys(leaf for leaf in leaves if leaf != UNKNOWN))
-    if not locs:
-        return UNKNOWN
-    place = locs[0] if anchor.loc == UNKNOWN else anchor.loc
-    return Loc(place.file, place.line, place.module, locs if len(locs) > 1 else ())
+    numbered = (f"{name}{joint}{count}" for count in itertools.count(1))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)

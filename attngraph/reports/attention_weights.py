@@ -145,11 +145,9 @@ def _with_weights(graph: Graph, node: Node, shape: tuple[Any, ...]) -> tuple[Nod
         loc=node.loc,
         before=node,
     )
-    graph.replace_uses(context, made.outputs[0])
-    for old, new in zip(presents, made.outputs[2:], strict=True):
-        graph.replace_uses(old, new)
-    graph.erase(node)
-    return made, made.outputs[1]
+    context, weights, *presents = made.outputs
+    graph.replace(node, [context, *presents])
+    return made, weights
 
 
 def _choose(found: Sequence[tuple[Node, Value]], layers: Sequence[int] | None) -> list[int]:

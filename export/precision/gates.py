@@ -26,7 +26,6 @@ def in_exponentials(graph: Graph) -> int:
         build = Builder(graph, node, node.loc)
         below = build("aten.add.Scalar", build("aten.exp", build("aten.neg", x)), other=1)
         gate = build("aten.div.Tensor", x, below) if is_silu else build("aten.reciprocal", below)
-        graph.replace_uses(node.output, gate)
-        graph.erase(node)
+        graph.replace(node, [gate])
         count += 1
     return count

@@ -206,8 +206,7 @@ def quantise(
                 new = build("attn.quantized_linear", x, *constants, bias, bits=bits, **rounds)
                 told = form
             found.forms.append(Linear(value.name, told, node.output.name))
-            graph.replace_uses(node.output, new)
-            graph.erase(node)
+            graph.replace(node, [new])
             if new.producer is not None:
                 graph.take_place(new.producer, node)
         graph.erase_constant(value)
@@ -261,8 +260,7 @@ def _quantise_experts(graph: Graph, found: Quantised) -> None:
             found.forms.append(Linear(value.name, form, node.output.name))
         found.linears += len(sides)
         new = builder.at(node, node.loc)(node.op, *given.values(), **node.attrs)
-        graph.replace_uses(node.output, new)
-        graph.erase(node)
+        graph.replace(node, [new])
         if new.producer is not None:
             graph.take_place(new.producer, node)
         for value in sides:

@@ -32,7 +32,7 @@ from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.conditions import at_sizes
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, bounds, ceiling, divide, substitute, symbol, symbols_of
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.ir.settling import settled
 from attngraph.passes.rewriting.checked import Checked

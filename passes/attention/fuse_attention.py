@@ -34,7 +34,7 @@ from attngraph.analysis.values.scalars import is_cast
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.slices import depends_on
 from attngraph.ir.traits import SOFTMAX
 from attngraph.passes.attention.joined_order import joined_alike

@@ -27,7 +27,7 @@ from attngraph.analysis.masks.terms import magnitude
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same_shape
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.slices import depends_on
 from attngraph.passes.rewriting.checked import Checked

@@ -16,7 +16,7 @@ from attngraph.analysis.recurrence.units import Unit, units_of, unlike
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import as_dim, same_shape
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.passes.attention.early_permutes import permuted
 from attngraph.passes.attention.late_normalisers import late_normalisers
 from attngraph.passes.attention.padded_sums import cut_padded_sums

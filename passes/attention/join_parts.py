@@ -38,7 +38,7 @@ from attngraph.analysis.masks.reach import is_scorelike
 from attngraph.analysis.walks import readers
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import ADDITIVE, ADDMM, MATMUL, SHIFT, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked

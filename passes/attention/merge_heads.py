@@ -9,7 +9,7 @@ from typing import ClassVar
 from attngraph.analysis.branches import ATTENTION, Family, Reader
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.attention.stacking.joins import Join, read_join
 from attngraph.passes.attention.stacking.stacking import Stacking

@@ -10,7 +10,7 @@ from __future__ import annotations
 from attngraph.ir import Builder, Dim, Graph, Node, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import same
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 
 

@@ -44,7 +44,7 @@ from attngraph.analysis.masks.row_policy import SOFTMAX, Formula
 from attngraph.analysis.values.scalars import number
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import product
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import EXPONENTIAL, LOG_SOFTMAX, MATMUL, MULTIPLICATIVE, PLAIN_SOFTMAX
 from attngraph.passes.attention.hidden_rows import Settler

@@ -13,7 +13,7 @@ from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.masks.terms import magnitude
 from attngraph.analysis.values.scalars import is_cast, scale_of, widens
 from attngraph.ir import Builder, Dim, Node, Value
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import PLAIN_SOFTMAX
 from attngraph.passes.rewriting.checked import Checked

@@ -12,7 +12,7 @@ from attngraph.analysis.masks.row_policy import Formula
 from attngraph.analysis.values.scalars import shift_of, widens
 from attngraph.ir import Builder, Node, Value
 from attngraph.ir.dims import same
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import CLAMP, COPY, MAXIMUM_ALONG
 from attngraph.passes.attention.hidden_rows import Settler

@@ -12,8 +12,8 @@ import torch
 from attngraph.ir import Dim, Graph, Node, Remark, ScalarType, Value
 from attngraph.ir.dims import symbol
 from attngraph.ir.effects import dim_definers, is_function
-from attngraph.ir.graph import fuse_locs
 from attngraph.ir.hashing import hashable
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.storage import memory_of
 from attngraph.passes.rewriting.manager import register
 
@@ -48,10 +48,8 @@ class CommonSubexpressionElimination:
                     continue
                 graph.define_dims({name: same[name] for name in names})
             if kept is not node:
-                for old, new in zip(node.outputs, kept.outputs, strict=True):
-                    graph.replace_uses(old, new)
                 merged.setdefault(kept, [kept]).append(node)
-                graph.erase(node)
+                graph.replace(node, kept.outputs)
         for kept, nodes in merged.items():
             kept.loc = fuse_locs(nodes, kept)
         return []

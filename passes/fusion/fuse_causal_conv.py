@@ -15,7 +15,7 @@ from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same, same_shape
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import CONVOLUTION, JOIN, MULTIPLICATIVE, PAD, PERMUTE, RESHAPE, SUM
 from attngraph.passes.rewriting.checked import Checked

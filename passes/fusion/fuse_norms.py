@@ -18,7 +18,7 @@ from attngraph.analysis.values.matching import (
 from attngraph.analysis.values.scalars import scale_of
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dims import same, same_shape
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import MEAN, SUM
 from attngraph.passes.rewriting.checked import Checked

@@ -13,7 +13,7 @@ from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, reg
 from attngraph.analysis.rotary.reading import Rotation, Table, read_rotation
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.slices import backward_slice
 from attngraph.passes.fusion.narrow import Narrow
 from attngraph.passes.rewriting.checked import Checked

@@ -59,9 +59,7 @@ class LoopBodies:
             loc=node.loc,
             before=node,
         )
-        for old, new in zip(node.outputs, made.outputs, strict=True):
-            graph.replace_uses(old, new)
-        graph.erase(node)
+        graph.replace(node, made.outputs)
         return remarks
 
 

@@ -15,7 +15,7 @@ from attngraph.analysis.recurrence.unrolled import Chain, steps_in_a_row, unify,
 from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import JOIN
@@ -260,7 +260,8 @@ def _replace_chain(graph: Graph, checked: Checked, chain: Chain, cell: Cell) -> 
         return False
     anchor = hidden[0].producer
     assert anchor is not None
-    build = Builder(graph, anchor, fuse_locs(sorted(chain.nodes, key=lambda n: n.number), anchor))
+    in_order = sorted(chain.nodes, key=lambda node: node.number)
+    build = Builder(graph, anchor, fuse_locs(in_order, anchor))
     x = _sequence(build, chain, start)
     begin = chain.states[0] if chain.initial is None else chain.initial
     layer = _Layer(build, cell, [x], [begin[at] for at in cell.states])

@@ -98,7 +98,5 @@ def read_alone(graph: Graph) -> None:
             continue
         build = Builder(graph, node, node.loc)
         made = parts.rebuilt(build, list(parts.initial), parts.stacked, roots)
-        for old, new in zip(node.outputs, made.outputs, strict=True):
-            graph.replace_uses(old, new)
-        graph.erase(node)
+        graph.replace(node, made.outputs)
     eliminate_dead_code(graph)

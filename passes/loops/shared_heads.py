@@ -78,6 +78,5 @@ def _spread_terms(
         spread = True
     if spread:
         equation = f"{','.join(terms)}->{output}"
-        body.replace_uses(node.output, build("aten.einsum", *operands, equation=equation))
-        body.erase(node)
+        body.replace(node, [build("aten.einsum", *operands, equation=equation)])
     return spread

@@ -15,7 +15,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Graph, Node, Type, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.effects import dim_definers
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import op_def
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import tally_of

@@ -19,7 +19,7 @@ from attngraph.analysis.values.scalars import number
 from attngraph.analysis.values.weights import Owners, weight_bytes
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dead import discard
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import ADDITIVE
 from attngraph.passes.rewriting.checked import Checked

@@ -20,7 +20,7 @@ from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners, derived, is_known, weight_bytes
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dead import discard, erase_dead
-from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import inputs_of
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.trials import LINEAR

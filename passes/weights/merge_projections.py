@@ -15,8 +15,7 @@ from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners, bytes_of
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import discard
-from attngraph.ir.graph import fuse_locs
-from attngraph.ir.loc import UNKNOWN
+from attngraph.ir.loc import UNKNOWN, fuse_locs
 from attngraph.ir.traits import (
     ACTIVATION,
     ADDITIVE,

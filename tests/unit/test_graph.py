@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Loc, Node, TensorType, Value, verify
-from attngraph.ir.graph import fuse_locs
-from attngraph.ir.loc import UNKNOWN
+from attngraph.ir.loc import UNKNOWN, fuse_locs
 
 PAIR = TensorType(torch.float32, (2,))
 

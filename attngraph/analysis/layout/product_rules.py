@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sympy
 
 from attngraph.analysis.layout.shape_reader import Reader, Rules, Shape
-from attngraph.ir import Dim, Node
+from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import as_dim, product
 from attngraph.ir.ops import attribute, input_of, inputs_of
 
@@ -122,18 +122,8 @@ def _linear_attention(reader: Reader, node: Node) -> Sequence[Shape] | None:
     sizes = reader.sizes
     head, out = _feature(reader, key, kv_heads), _feature(reader, value, kv_heads)
     sizes.unify(_feature(reader, query, heads), head)
-    given = inputs_of(node, "decay", "beta")
-    rates = [reader.shape(each) for each in given if each is not None]
-    for shape in (key, value, *rates):
-        for first, second in zip(query[:2], shape[:2], strict=True):
-            sizes.unify(first, second)
-    for shape in rates:
-        one = sizes.number(shape[-1]) == kv_heads  # else a decay of each feature
-        sizes.unify(_feature(reader, shape, kv_heads), 1 if one else head)
     state = (query[0], kv_heads, head, out)
-    if input_of(node, "past") is not None:
-        for first, second in zip(reader.of(node, "past"), state, strict=True):
-            sizes.unify(first, second)
+    _unify_over_time(reader, node, query, [key, value], state, inputs_of(node, "decay", "beta"))
     return [(*query[:2], sizes.joined([max(heads, kv_heads), out])), state]
 
 
@@ -142,22 +132,37 @@ def _generalized_delta_rule(reader: Reader, node: Node) -> Sequence[Shape] | Non
     heads, sizes = attribute(node, "heads"), reader.sizes
     query, value = reader.of(node, "query"), reader.of(node, "value")
     head, out = _feature(reader, query, heads), _feature(reader, value, heads)
-    decay = input_of(node, "decay")
-    decays = [] if decay is None else [reader.shape(decay)]
     vectors = [reader.of(node, name) for name in ("key", "a", "b")]
-    for shape in (*vectors, value, *decays):
-        for first, second in zip(query[:2], shape[:2], strict=True):
-            sizes.unify(first, second)
     for shape in vectors:
         sizes.unify(_feature(reader, shape, heads), head)
-    for shape in decays:
-        one = sizes.number(shape[-1]) == heads  # else a decay of each feature
-        sizes.unify(_feature(reader, shape, heads), 1 if one else head)
     state = (query[0], heads, head, out)
+    _unify_over_time(reader, node, query, [*vectors, value], state, inputs_of(node, "decay"))
+    return [value, state]
+
+
+def _unify_over_time(
+    reader: Reader,
+    node: Node,
+    query: Shape,
+    others: Sequence[Shape],
+    state: Shape,
+    rates: Sequence[Value | None],
+) -> None:
+    """Batch and tokens are those of the query; rates are numbers of each head, or of each feature.
+
+    A past state has the axes (batch, heads, features, features of values) of the new one.
+    """
+    sizes, (_, heads, head, _) = reader.sizes, state
+    given = [reader.shape(rate) for rate in rates if rate is not None]
+    for shape in (*others, *given):
+        for first, second in zip(query[:2], shape[:2], strict=True):
+            sizes.unify(first, second)
+    for shape in given:
+        of_heads = sizes.number(shape[-1]) == heads
+        sizes.unify(_feature(reader, shape, heads), 1 if of_heads else head)
     if input_of(node, "past") is not None:
         for first, second in zip(reader.of(node, "past"), state, strict=True):
             sizes.unify(first, second)
-    return [value, state]
 
 
 def _feature(reader: Reader, shape: Shape, heads: int) -> Dim:
