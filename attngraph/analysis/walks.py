@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -57,6 +57,13 @@ def made_of(value: Value) -> Iterator[Value]:
 def varying(node: Node) -> list[Value]:
     """The inputs that are no constants."""
     return [value for value in node.operands if not value.is_constant]
+
+
+def stripped(value: Value, ops: Container[str]) -> Value:
+    """What a value is made of beneath such ops, by the first input of each."""
+    while (node := value.producer) is not None and node.op in ops and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def origin(value: Value, through: Callable[[Node], bool]) -> Value:

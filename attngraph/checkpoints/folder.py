@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from attngraph.checkpoints.scheme import Scheme, scheme_of
 from attngraph.errors import LoadError
 
+T = TypeVar("T")
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 MODULES = "modules.json"
 """The list of sentence-transformers: the model, and what makes embeddings of its tokens."""
@@ -112,10 +113,7 @@ def read_json(path: Path, name: str) -> Mapping[str, Any] | None:
 
 def read_list(file: Path) -> list[Any]:
     """The list in a JSON file. Raises LoadError."""
-    found = _read_any(file)
-    if not isinstance(found, list):
-        raise LoadError(f"{file} holds a {type(found).__name__} where a JSON array belongs.")
-    return found
+    return _read(file, list, "array")
 
 
 def entries_of(root: Path) -> list[Mapping[str, Any]]:
@@ -323,20 +321,20 @@ def _require_counts(file: Path, config: Mapping[str, Any], size: int) -> None:
             )
 
 
-def _read_any(path: Path) -> Any:
+def _read(path: Path, kind: type[T], called: str) -> T:
     try:
-        return json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path} can't be read ({error}); fetch it again.") from error
+    if not isinstance(found, kind):
+        raise LoadError(f"{path} holds a {type(found).__name__} where a JSON {called} belongs.")
+    return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    found = _read_any(path)
-    if not isinstance(found, dict):
-        raise LoadError(f"{path} holds a {type(found).__name__} where a JSON object belongs.")
-    return found
+    return _read(path, dict, "object")
 
 
 def _contents(path: Path) -> str:

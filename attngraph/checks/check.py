@@ -93,11 +93,7 @@ class Check:
         self._half = half_inside(captured.graph) if precision == "fp32" else None
         self.halves: list[str] = []
         self.ties: list[str] = []
-        module = model.module
-        if module is None and model.program is not None:
-            module = model.program.module()
-        assert module is not None
-        self.module = module
+        self.module = model.runnable
         self.reference = self._reference()
         self._known: dict[str, ReferenceOutputs] = {}
 

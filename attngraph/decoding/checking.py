@@ -304,12 +304,9 @@ class _Steps:
         self.captured, self.decoder, self.precision = captured, decoder, precision
         self.stored, self.encoded = stored, encoded
         self.layout, self.inputs = decoder.layout, _Inputs(captured, decoder.layout)
-        module = model.module if encoded is None else encoded.whole
+        module = model.runnable if encoded is None else encoded.whole
         if isinstance(module, Stateful):
             module = module.without_cache
-        if module is None and model.program is not None:
-            module = model.program.module()
-        assert module is not None
         self.converted = precision != own_precision(captured.graph)
         converted = self.converted and stored is None
         module = module if stored is None else self._evaluated(stored).eval()

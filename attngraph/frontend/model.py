@@ -41,6 +41,14 @@ class Model:
         if self.module is not None:
             object.__setattr__(self, "module", unwrapped(self.module))
 
+    @property
+    def runnable(self) -> torch.nn.Module:
+        """The module, or that of the program, which has no eval(): it was exported in its mode."""
+        if self.module is not None:
+            return self.module
+        assert self.program is not None
+        return self.program.module()
+
     @classmethod
     def of(cls, loaded: Loaded) -> Model:
         """From a loaded file. Raises UsageError where it brings no sample inputs."""

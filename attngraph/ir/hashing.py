@@ -1,11 +1,11 @@
-"""Keys that are equal for equal attributes only."""
+"""Keys that are equal for equal attributes only, and for nodes that compute the same."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
-from attngraph.ir.graph import Graph
+from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.printer import format_graph, is_inline
 
 
@@ -24,3 +24,14 @@ def hashable(value: Any) -> Hashable:
         return type(value), value
     result: Hashable = value
     return result
+
+
+def structure(nodes: Iterable[Node], number: dict[Value, int]) -> Hashable:
+    """Equal for nodes that differ in names alone; `number` has what they read, and is extended."""
+    body = []
+    for node in nodes:
+        inputs = tuple(None if value is None else number[value] for value in node.inputs)
+        body.append((node.op, inputs, hashable(node.attrs)))
+        for value in node.outputs:
+            number.setdefault(value, len(number))
+    return tuple(body)

@@ -80,11 +80,8 @@ class Job:
     def ready(self) -> Model:
         """The model in the precision and on the device of the job, in eval mode."""
         model = self.model()
-        module = model.module
-        if module is None:
-            assert model.program is not None
-            module = model.program.module()  # which has no eval(): it was exported in its mode
-        else:
+        module = model.runnable
+        if model.module is not None:
             module.eval()
         args, kwargs = self.placed((model.args, dict(model.kwargs)))
         if self.precision != "fp32":

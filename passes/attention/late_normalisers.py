@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.walks import stripped
 from attngraph.ir import Builder, Graph, Node, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.traits import (
@@ -49,9 +50,8 @@ def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]
 
 def _may_be_cut_to_0(value: Value) -> bool:
     """Whether a clamp, a ReLU or a mask may have made a 0 of it, which no sum of scores is then."""
+    value = stripped(value, LAYOUT | RECIPROCAL)
     node = value.producer
-    while node is not None and node.op in LAYOUT | RECIPROCAL and node.inputs[0] is not None:
-        value, node = node.inputs[0], node.inputs[0].producer
     if node is None or node.op not in POINTWISE or node.op in ADDITIVE | SHIFT:
         return False
     return Intervals().of(value)[0] <= 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from attngraph.analysis.walks import stripped
 from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.dims import product, same_shape
 from attngraph.ir.slices import backward_slice, forward_slice
@@ -58,9 +59,8 @@ def read_decayed_sum(
     if not isinstance(heads, int) or heads > _MOST:
         return None
     whole = [*shape[:count], *[1] * (len(shape) - count)]
-    base = slope
-    while (node := base.producer) is not None and node.op in RESHAPE and node.inputs[0]:
-        base = node.inputs[0]
+    base = stripped(slope, RESHAPE)
+    node = base.producer
     if node is not None and node.op == "aten.exp" and (log := node.inputs[0]) is not None:
         log = inner("aten.reshape", log, shape=list(slope.shape))
         return DecayedSum(added, inner("aten.expand", log, size=whole), True, heads)

@@ -14,6 +14,7 @@ from attngraph.analysis.recurrence.registers import read_register
 from attngraph.analysis.recurrence.steps import known_data
 from attngraph.analysis.recurrence.terms import fused
 from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.walks import stripped
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value, clone
 from attngraph.ir.dead import eliminate_dead_code
@@ -37,6 +38,7 @@ from attngraph.passes.rewriting.trials import LOGITS
 
 _REASSOCIATES = "A loop's convolution or linear attention is one operator over all of its steps."
 _KERNELS = (torch.float32, torch.float16)
+_SPREAD = RESHAPE | EXPAND
 
 
 @register
@@ -307,7 +309,7 @@ class _Loop(ScanParts):
             return False
         predicate, *branches = node.inputs
         other = branches[1] if len(branches) > 1 else None
-        is_same = predicate is not None and _spread(predicate) is _spread(shown)
+        is_same = predicate is not None and stripped(predicate, _SPREAD) is stripped(shown, _SPREAD)
         return is_same and (other is None or not _reaches(state, other))
 
     def _reads_others(self, state: Value, after: Value) -> bool:
@@ -392,7 +394,7 @@ class _Loop(ScanParts):
             return None
         if shown.shape and not same(shown.shape[0], state.shape[0]):
             return None
-        item = self.stacked.get(_spread(shown))
+        item = self.stacked.get(stripped(shown, _SPREAD))
         if item is None or item not in self.places:
             made = self._batched(shown)
             if made is None or not same(made.shape[0], self.steps):
@@ -440,10 +442,3 @@ def _loops(graph: Graph) -> list[Node]:
 
 def _reaches(state: Value, value: Value) -> bool:
     return state in backward_slice([value], lambda each: each is state)[0]
-
-
-def _spread(value: Value) -> Value:
-    """What a value is a reshape of, or an expansion."""
-    while (node := value.producer) is not None and node.op in RESHAPE | EXPAND and node.inputs[0]:
-        value = node.inputs[0]
-    return value

@@ -21,7 +21,7 @@ from attngraph.analysis.values.widening import _Again, wide_node, widened
 from attngraph.errors import IRError
 from attngraph.ir import Dim, Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import product, substitute
-from attngraph.ir.hashing import hashable
+from attngraph.ir.hashing import structure
 from attngraph.ir.ops import attribute, evaluate
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import ATTENTION, LAYOUT
@@ -85,13 +85,8 @@ class Region:
             made = self.derived.get(value)
             sources = tuple(number.get(source, -1) for source in made.sources) if made else ()
             head.append((value.type, value in self.special, _identity(value), sources))
-        body = []
-        for node in self.nodes:
-            inputs = tuple(None if value is None else number[value] for value in node.inputs)
-            body.append((node.op, inputs, hashable(node.attrs)))
-            for value in node.outputs:
-                number.setdefault(value, len(number))
-        return tuple(head), tuple(body), tuple(number[value] for value in roots)
+        body = structure(self.nodes, number)
+        return tuple(head), body, tuple(number[value] for value in roots)
 
     def unknown(self) -> Value | None:
         """A constant of the new form alone that has no data and isn't made of what has a value."""

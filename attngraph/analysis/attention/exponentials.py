@@ -26,6 +26,7 @@ from attngraph.analysis.values.scalars import (
     uniform,
     widens,
 )
+from attngraph.analysis.walks import stripped
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import COPY, PLAIN_SOFTMAX, RESHAPE, TRIANGLE
@@ -267,9 +268,7 @@ def unshifted(x: Value, dims: tuple[int, ...]) -> tuple[Value, str]:
     if source is None or shift is None or source.shape != x.shape:
         return x, ""
     rows = tuple(1 if dim in dims else size for dim, size in enumerate(x.shape))
-    row = shift.producer
-    while row is not None and (row.op in COPY | RESHAPE):
-        row = row.inputs[0].producer if row.inputs[0] is not None else None
+    row = stripped(shift, COPY | RESHAPE).producer
     if row is None or row.inputs[:1] != (source,) or shift.shape != rows:
         return x, ""
     if row.op == "aten.amax":

@@ -11,7 +11,7 @@ from attngraph.analysis.values.scalars import fill_of, is_cast, scale_of
 from attngraph.analysis.walks import walk
 from attngraph.errors import IRError
 from attngraph.ir import Node, Value
-from attngraph.ir.hashing import hashable
+from attngraph.ir.hashing import structure
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.storage import identity_of
@@ -118,13 +118,7 @@ def _layout(found: Windows) -> Hashable:
     leaves, nodes = backward_slice([found.root.output], {*ends}.__contains__)
     number = {value: place for place, value in enumerate(leaves)}
     head = tuple((value.type, value in ends, _content(value)) for value in leaves)
-    body = []
-    for node in nodes:
-        inputs = tuple(None if value is None else number[value] for value in node.inputs)
-        body.append((node.op, inputs, hashable(node.attrs)))
-        for value in node.outputs:
-            number[value] = len(number)
-    return head, tuple(body)
+    return head, structure(nodes, number)
 
 
 def _content(value: Value) -> Hashable:

@@ -16,6 +16,7 @@ import torch
 
 from attngraph.analysis.experts.reading import Choice
 from attngraph.analysis.values.scalars import converted, number, shift_of, uniform
+from attngraph.analysis.walks import stripped
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import (
@@ -167,9 +168,7 @@ def _counts_choices(choice: Choice, node: Node) -> bool:
 
 def is_one_hot(choice: Choice, value: Value | None) -> bool:
     """Whether a value (…, count, experts) has ones at the chosen places and zeros elsewhere."""
-    while value is not None and (node := value.producer) is not None and node.op in CAST:
-        value = node.inputs[0]
-    node = None if value is None else value.producer
+    node = None if value is None else stripped(value, CAST).producer
     return node is not None and node.op in ONE_HOT and is_choice(choice, node.inputs[0])
 
 
@@ -183,7 +182,5 @@ def tells_which(choice: Choice, node: Node) -> bool:
         return False
     if value.shape[dim] != choice.count or choice.count == choice.experts:
         return False
-    while (made := value.producer) is not None and made.op in CAST | LAYOUT | GATHERED:
-        value = made.inputs[0]
-        assert value is not None
+    made = stripped(value, CAST | LAYOUT | GATHERED).producer
     return made is not None and made.op in COMPARISON | ONE_HOT

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attngraph.analysis.values.scalars import number, shift_of, uniform
+from attngraph.analysis.walks import stripped
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
@@ -125,12 +126,7 @@ def _is_of_rows(node: Node) -> bool:
 
 def _is_of_its_row(y: Value, x: Value) -> bool:
     """Whether y, before it is expanded, has a number for each row of x."""
-    while (node := y.producer) is not None and node.op in EXPAND:
-        source = node.inputs[0]
-        if source is None:
-            return False
-        y = source
-    return y.shape == (*x.shape[:-1], 1)
+    return stripped(y, EXPAND).shape == (*x.shape[:-1], 1)
 
 
 def _raised(value: Value) -> tuple[Node | None, float]:

@@ -19,12 +19,16 @@ _PROBED = 3  # tokens; no model has as many key heads and features in every laye
 Layers = list[dict[str, Tensor]]
 
 
-def is_causal_lm(module: nn.Module | None) -> bool:
+def is_causal_lm(module: Any) -> bool:
+    """Whether the module is a model of transformers that can generate, and has no encoder."""
+    return can_generate(module) and not module.config.is_encoder_decoder
+
+
+def can_generate(module: Any) -> bool:
     """Whether the module is a model of transformers that can generate."""
     transformers = sys.modules.get("transformers")
-    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
-        return False
-    return bool(module.can_generate()) and not module.config.is_encoder_decoder
+    is_of_it = transformers is not None and isinstance(module, transformers.PreTrainedModel)
+    return is_of_it and bool(module.can_generate())
 
 
 class OfModel(nn.Module):

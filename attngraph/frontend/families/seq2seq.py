@@ -7,7 +7,6 @@ returns them beside its hidden states, so they are computed once; to the decoder
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph.errors import UsageError, reason_of
+from attngraph.frontend.families.causal_lm import can_generate
 from attngraph.frontend.interface.modalities import beside_text, cache_parameter, refuse_mixed
 from attngraph.frontend.model import Model
 
@@ -26,12 +26,9 @@ Past = list[dict[str, dict[str, Tensor]]]
 _KINDS, _PARTS = ("decoder", "encoder"), ("key", "value")
 
 
-def is_seq2seq(module: nn.Module | None) -> bool:
+def is_seq2seq(module: Any) -> bool:
     """Whether the module is an encoder-decoder of transformers that can generate."""
-    transformers = sys.modules.get("transformers")
-    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
-        return False
-    return bool(module.can_generate() and module.config.is_encoder_decoder)
+    return can_generate(module) and bool(module.config.is_encoder_decoder)
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,9 @@ class Places:
 
 def holds_everywhere(condition: Condition, wanted: Mapping[str, Request]) -> bool:
     """Whether a condition on one dim holds at each of the sizes that were asked for, tried all."""
-    names = symbols_of(condition)
-    if len(names) != 1 or not names <= wanted.keys():
+    name = _sole_dim(condition, wanted)
+    if name is None:
         return False
-    (name,) = names
     low, high = asked(wanted[name])
     if high is None or high - low > _MOST_TRIED:
         return False
@@ -69,13 +68,18 @@ def leaves_out(
     condition: Condition, wanted: Mapping[str, Request], dims: Mapping[str, DimInfo]
 ) -> bool:
     """Whether a condition on one dim may not hold for some of the sizes that were asked for."""
-    names = symbols_of(condition)
-    if len(names) != 1 or not names <= wanted.keys():
+    name = _sole_dim(condition, wanted)
+    if name is None:
         return False
-    (name,) = names
     low, high = asked(wanted[name])
     range_ = replace(dims[name], low=max(low, 2), high=high)
     return always(condition, {name: range_}) is not True
+
+
+def _sole_dim(condition: Condition, wanted: Mapping[str, Request]) -> str | None:
+    """The dim that a condition is on, if it is on one alone, and that was asked for."""
+    names = symbols_of(condition)
+    return next(iter(names)) if len(names) == 1 and names <= wanted.keys() else None
 
 
 def _ends(

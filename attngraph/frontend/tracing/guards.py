@@ -49,21 +49,22 @@ def always_hold(message: str, within: Mapping[str, str] = MappingProxyType({})) 
         message = _ENDS.sub("", message)
     if "Constraints violated" not in message:
         return False
-    guards = _GUARD.findall(message)
-    return (
-        bool(guards)
-        and len(guards) == message.count("Not all values of")
-        and all(_holds(guard, within.get(name, range_)) for name, range_, guard in guards)
+    guards = _guards(message)
+    return bool(guards) and all(
+        _holds(guard, within.get(name, range_)) for name, range_, guard in guards
     )
+
+
+def _guards(message: str) -> list[tuple[str, str, str]]:
+    """(dim, range, guard) of each violation that a message tells; none where one can't be read."""
+    guards = _GUARD.findall(message)
+    return guards if len(guards) == message.count("Not all values of") else []
 
 
 def excluded_largest(message: str) -> list[str]:
     """torch's form of a suggestion per dim, if all that a trace asks is not to be the largest."""
-    guards = _GUARD.findall(message)
-    if not guards or len(guards) != message.count("Not all values of"):
-        return []
     found = []
-    for name, range_, guard in guards:
+    for name, range_, guard in _guards(message):
         _, high = _ends(range_)
         if high is None or _sole_exception(guard) != high:
             return []
@@ -77,11 +78,8 @@ def excluded_small(message: str, samples: Mapping[str, int]) -> list[str]:
     A convolution with a stride leaves 1 of some sizes, which a trace takes for none of its own:
     `samples // 10 - 1 != 1` holds from 30 on. `samples` are the dims' sizes, which stay.
     """
-    guards = _GUARD.findall(message)
-    if not guards or len(guards) != message.count("Not all values of"):
-        return []
     ends: dict[str, tuple[int, str]] = {}
-    for name, range_, guard in guards:
+    for name, range_, guard in _guards(message):
         low = _holds_from(guard, range_, samples.get(name, 0))
         if low is None:
             return []
