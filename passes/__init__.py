@@ -7,13 +7,13 @@ import pkgutil
 
 import attngraph.dialect  # noqa: F401  (the passes emit its ops)
 from attngraph.passes.rewriting.manager import (
+    GraphPass,
     Pass,
     PassResult,
     label_of,
     make,
     only_exact,
     purpose_of,
-    register,
     registered,
     run,
 )
@@ -22,13 +22,13 @@ for _file in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_file.name)
 
 __all__ = [
+    "GraphPass",
     "Pass",
     "PassResult",
     "label_of",
     "make",
     "only_exact",
     "purpose_of",
-    "register",
     "registered",
     "run",
 ]

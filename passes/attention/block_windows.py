@@ -17,7 +17,6 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import ClassVar
 
 import sympy
 import torch
@@ -36,7 +35,7 @@ from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.ir.settling import settled
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.materialize import materialize, reshaped
 from attngraph.passes.rewriting.trials import LOGITS
 
@@ -47,13 +46,8 @@ _END = (1 << 63) - 1
 _LONG = 4  # windows that one sequence has at least, whose ends don't
 
 
-@register
-@dataclass(frozen=True)
-class BlockWindows:
+class BlockWindows(GraphPass, name="block-windows", exact=False):
     """Writes windows of keys as blocks of keys under a mask, where an attention is then read."""
-
-    name: ClassVar[str] = "block-windows"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, kinds=LOGITS, depth=None)

@@ -7,8 +7,7 @@ mask. A mask that says anything else besides stays whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import sympy
 
@@ -20,16 +19,11 @@ from attngraph.ir.dims import same
 from attngraph.ir.effects import dim_definers
 from attngraph.passes.attention.mask_building import EarlyBuilder
 from attngraph.passes.attention.remasking import Remasking
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 
-@register
-@dataclass(frozen=True)
-class BoundKeys:
+class BoundKeys(GraphPass, name="bound-keys", exact=True):
     """Gives each `attn.attention` whose mask is a window, lengths or both these instead of it."""
-
-    name: ClassVar[str] = "bound-keys"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         maskings = {node: masking_of(node) for node in graph if node.op == "attn.attention"}

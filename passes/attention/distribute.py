@@ -5,23 +5,15 @@ Differential attention (Ye et al. 2024) subtracts two attention maps before it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.analysis.walks import walk
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.traits import ADDITIVE, CAST, LAYOUT, MATMUL, MULTIPLICATIVE, SCALE, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 
-@register
-@dataclass(frozen=True)
-class Distribute:
+class Distribute(GraphPass, name="distribute", exact=False):
     """Applies each of two subtracted attention maps to the values by itself."""
-
-    name: ClassVar[str] = "distribute"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from attngraph.analysis.masks import row_policy
 from attngraph.analysis.masks.description import describe
@@ -43,19 +42,14 @@ from attngraph.ir.effects import dim_definers
 from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, build, rebuild
 from attngraph.passes.attention.remasking import Remasking
 from attngraph.passes.rewriting.findings import findings_of
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 
-@register
-@dataclass(frozen=True)
-class FoldMasks:
+class FoldMasks(GraphPass, name="fold-masks", exact=True):
     """Folds the mask and the masking bias of each `attn.attention`.
 
     `no_masked_rows` is the user's word that every query has a key: then a finite fill is -inf.
     """
-
-    name: ClassVar[str] = "fold-masks"
-    exact: ClassVar[bool] = True
 
     no_masked_rows: bool = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -42,7 +42,7 @@ from attngraph.passes.attention.masking import cleared, dtype_for, written
 from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.materialize import cast_to, materialize, scaled_by
 from attngraph.passes.rewriting.outcomes import Different, NotEvaluated
 
@@ -52,9 +52,7 @@ _FAR = -1e6  # scores that come near this have no fraction left in float32
 _EXACT_HINT = "--exact leaves such an attention as it is."
 
 
-@register
-@dataclass(frozen=True)
-class FuseAttention:
+class FuseAttention(GraphPass, name="fuse-attention", exact=False):
     """Fuses each attention it can read exactly; every other one gets a reason.
 
     With `exact_only`, not those whose masked scores hold a number that a score might reach, or
@@ -63,9 +61,6 @@ class FuseAttention:
 
     exact_only: bool = False
     no_masked_rows: bool = False
-
-    name: ClassVar[str] = "fuse-attention"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build, evidence = Builder(graph), Evidence(graph)

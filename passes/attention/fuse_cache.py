@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import sympy
 
@@ -32,19 +31,13 @@ from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.slices import depends_on
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import findings_of
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.materialize import materialize
 from attngraph.passes.rewriting.trials import ATTENTION
 
 
-@register
-@dataclass(frozen=True)
-class FuseCache:
+class FuseCache(GraphPass, name="fuse-cache", exact=True, bitwise=True):
     """Gives each attention the past that its keys and values begin with."""
-
-    name: ClassVar[str] = "fuse-cache"
-    exact: ClassVar[bool] = True
-    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name, ATTENTION)

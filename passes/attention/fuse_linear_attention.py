@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -21,7 +20,7 @@ from attngraph.passes.attention.early_permutes import permuted
 from attngraph.passes.attention.late_normalisers import late_normalisers
 from attngraph.passes.attention.padded_sums import cut_padded_sums
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import LOGITS
 
 _KERNELS = (torch.float32, torch.float16)
@@ -29,18 +28,13 @@ _NORMALISES = "A row's result is normalised after its sum, and not its weights b
 _REASSOCIATES = "A recurrence of outer products is one operator, which goes token by token."
 
 
-@register
-@dataclass(frozen=True)
-class FuseLinearAttention:
+class FuseLinearAttention(GraphPass, name="fuse-linear-attention", exact=False):
     """Reads o_t = scale · q_tᵀ S_t (attngraph/analysis/recurrence/linear.py says how).
 
     Loops, unrolled or over chunks, products under a mask of decays and cumulative sums become one
     `attn.linear_attention`, with the state before and after it where the graph has them. A decay of
     each value feature, or one that depends on the state, stays. With `exact_only` nothing is done.
     """
-
-    name: ClassVar[str] = "fuse-linear-attention"
-    exact: ClassVar[bool] = False
 
     exact_only: bool = False
 

@@ -13,8 +13,6 @@ joined scores (online.py has the proof). It is only made where an attention is t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -42,7 +40,7 @@ from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import ADDITIVE, ADDMM, MATMUL, SHIFT, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.materialize import cast_to, materialize, scaled_by
 from attngraph.passes.rewriting.trials import ATTENTION, LOGITS
 
@@ -50,13 +48,8 @@ _ONLINE = "The blocks of keys are normalised once, and not rescaled by a running
 _JOINED = "The scores of all parts, and the sums of their values, are one product each."
 
 
-@register
-@dataclass(frozen=True)
-class JoinParts:
+class JoinParts(GraphPass, name="join-parts", exact=False):
     """Joins keys and values instead of the scores and contexts of their parts."""
-
-    name: ClassVar[str] = "join-parts"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name, kinds=LOGITS)

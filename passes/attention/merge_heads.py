@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from attngraph.analysis.branches import ATTENTION, Family, Reader
 from attngraph.ir import Builder, Graph, Node, Remark, Value
@@ -15,15 +13,13 @@ from attngraph.passes.attention.stacking.joins import Join, read_join
 from attngraph.passes.attention.stacking.stacking import Stacking
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import findings_of
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import ATTENTION as ATTENTION_TRIALS
 
 _SUMMED = "a sum over heads inside one product"
 
 
-@register
-@dataclass(frozen=True)
-class MergeHeads:
+class MergeHeads(GraphPass, name="merge-heads", exact=False):
     """Merges isomorphic branches of a concatenation, stack or sum that hold an attention each.
 
     The merged attention has their heads in the order in which they are joined; keys and values
@@ -37,9 +33,6 @@ class MergeHeads:
     """
 
     exact_only: bool = False
-
-    name: ClassVar[str] = "merge-heads"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         if sum(node.op == ATTENTION for node in graph) < 2:

@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -51,16 +49,14 @@ from attngraph.passes.attention.hidden_rows import Settler
 from attngraph.passes.attention.sink_gate import raise_sink_gate
 from attngraph.passes.attention.sinks import raise_plus_one, raise_sink_column
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import LOGITS
 
 _SHIFTED = "The row's maximum is subtracted first, so that no exponential overflows."
 _EARLY = "The weights are normalised before the values are summed, not after."
 
 
-@register
-@dataclass(frozen=True)
-class RaiseSoftmax:
+class RaiseSoftmax(GraphPass, name="raise-softmax", exact=False):
     """Turns softmaxes that are spelled out in exponentials into `aten.softmax`.
 
     With `exact_only`, not those that are normalised after the product with the values, or twice, or
@@ -69,9 +65,6 @@ class RaiseSoftmax:
 
     exact_only: bool = False
     no_masked_rows: bool = False
-
-    name: ClassVar[str] = "raise-softmax"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.ir import Graph, Remark
 from attngraph.passes.canonical.identities import IDENTITIES
 from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.canonical.runtime_sizes import resolve_sizes
 from attngraph.passes.canonical.scatters import SCATTER_RULES
 from attngraph.passes.canonical.slices import SLICE_RULES
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.rewriter import Rewriter
 
 
-@register
-@dataclass(frozen=True)
-class Canonicalize:
+class Canonicalize(GraphPass, name="canonicalize", exact=True, bitwise=True):
     """Applies the local rules until none fires. Every rule is exact, to the sign of a zero.
 
     The rules of normal_form.py leave one spelling of each thing: docs/normal-form.md lists them.
     The others take away what changes nothing, such as x · 1 or −(−x), and write an expression for
     every size that `.item()` reads from a tensor made of sizes.
     """
-
-    name: ClassVar[str] = "canonicalize"
-    exact: ClassVar[bool] = True
-    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         rules = FORMS + IDENTITIES + SLICE_RULES + SCATTER_RULES

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -14,14 +12,12 @@ from attngraph.ir.dims import symbols_of
 from attngraph.ir.effects import is_function
 from attngraph.ir.ops import evaluate
 from attngraph.ir.traits import DEQUANTIZED
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 MEBIBYTE = 2**20
 
 
-@register
-@dataclass(frozen=True)
-class ConstantFold:
+class ConstantFold(GraphPass, name="constant-fold", exact=True, bitwise=True):
     """Evaluates nodes whose inputs are constants and whose attributes are plain numbers.
 
     A result above `max_bytes` is stored only if it takes the place of its inputs: it is no larger
@@ -30,10 +26,6 @@ class ConstantFold:
     """
 
     max_bytes: int = MEBIBYTE
-
-    name: ClassVar[str] = "constant-fold"
-    exact: ClassVar[bool] = True
-    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         for node in graph:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import ClassVar
 
 import sympy
 import torch
@@ -15,23 +13,17 @@ from attngraph.ir.effects import dim_definers, is_function
 from attngraph.ir.hashing import hashable
 from attngraph.ir.loc import fuse_locs
 from attngraph.ir.storage import memory_of
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 COMPARED_ELEMENTS = 1024
 
 
-@register
-@dataclass(frozen=True)
-class CommonSubexpressionElimination:
+class CommonSubexpressionElimination(GraphPass, name="cse", exact=True, bitwise=True):
     """Merges equal nodes, and constants that share storage or are small and equal bit for bit.
 
     The earlier one stays. A random op is not equal to its twin. Sizes that only a run can tell are
     one size if equal nodes define them.
     """
-
-    name: ClassVar[str] = "cse"
-    exact: ClassVar[bool] = True
-    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         _merge_constants(graph)

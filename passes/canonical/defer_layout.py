@@ -6,23 +6,15 @@ attention's own layout, below.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 
-@register
-@dataclass(frozen=True)
-class DeferLayout:
+class DeferLayout(GraphPass, name="defer-layout", exact=True):
     """Moves permutes and reshapes of rows from above a `linear` to below it."""
-
-    name: ClassVar[str] = "defer-layout"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name)

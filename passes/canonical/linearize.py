@@ -6,27 +6,19 @@ once as (out, in), so that projections look alike however they were written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.analysis.attention.roles import Stage, cheapest, stages
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.materialize import materialize
 
 _OPS = frozenset(["aten.matmul", "aten.mm", "aten.addmm", "aten.einsum"])
 
 
-@register
-@dataclass(frozen=True)
-class Linearize:
+class Linearize(GraphPass, name="linearize", exact=True):
     """Turns every product of activations with a constant matrix into `aten.linear`."""
-
-    name: ClassVar[str] = "linearize"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name)

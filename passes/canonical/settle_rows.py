@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from attngraph.analysis.rows.batching import resized, tracks
 from attngraph.analysis.rows.row_wise import linked
@@ -18,19 +17,14 @@ from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import LAYOUT
 
 Order = tuple[int, ...]
 
 
-@register
-@dataclass(frozen=True)
-class SettleRows:
+class SettleRows(GraphPass, name="settle-rows", exact=True):
     """Reorders the rows of whole regions of row-wise ops where that removes permutes."""
-
-    name: ClassVar[str] = "settle-rows"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, kinds=LAYOUT)

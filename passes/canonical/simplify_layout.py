@@ -5,26 +5,17 @@ Each chain is read as axes (axes.py) and written again from the point that needs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.analysis.layout.axes import Operand, climb, fresh_axes
 from attngraph.analysis.layout.cost import cost, layout_cost
 from attngraph.ir import Builder, Graph, Node, Remark, traits
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.materialize import materialize
 from attngraph.passes.rewriting.trials import LAYOUT
 
 
-@register
-@dataclass(frozen=True)
-class SimplifyLayout:
+class SimplifyLayout(GraphPass, name="simplify-layout", exact=True, bitwise=True):
     """Replaces each chain of layout ops by the shortest one that moves the same data."""
-
-    name: ClassVar[str] = "simplify-layout"
-    exact: ClassVar[bool] = True
-    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)

@@ -6,8 +6,7 @@ transforms become products with tables (fourier.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,21 +31,16 @@ from attngraph.passes.canonical.fourier import Parts, Transform, read_transform
 from attngraph.passes.canonical.signals import spell_out_signals
 from attngraph.passes.canonical.value_forms import FILLS, filled
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 Pair: TypeAlias = tuple[Value, Value]
 
 
-@register
-@dataclass(frozen=True)
-class SplitComplex:
+class SplitComplex(GraphPass, name="split-complex", exact=True):
     """Replaces each real result of complex numbers by the same from their parts.
 
     What complex arithmetic can't be written on parts stays as it is, with all that it is made of.
     """
-
-    name: ClassVar[str] = "split-complex"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, depth=None)

@@ -12,14 +12,13 @@ import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 _OPS = frozenset(
     f"aten.{name}" for name in ("einsum", "inner", "tensordot", "bilinear", "cosine_similarity")
@@ -37,18 +36,13 @@ class _Term:
 _REORDERS = "The operands of a product are multiplied in pairs, the cheapest first."
 
 
-@register
-@dataclass(frozen=True)
-class SplitProducts:
+class SplitProducts(GraphPass, name="split-products", exact=False):
     """Cuts products of several operands into products of two.
 
     With `exact_only`, not those of three or more, which are multiplied in another order.
     """
 
     exact_only: bool = False
-
-    name: ClassVar[str] = "split-products"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name, exact_only=self.exact_only)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from attngraph.analysis.values.matching import (
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 _ERF = {1: math.sqrt(0.5)}
@@ -30,9 +30,7 @@ _TANH = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
 _KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@register
-@dataclass(frozen=True)
-class FuseActivations:
+class FuseActivations(GraphPass, name="fuse-activations", exact=True):
     """Reads c · x · gate(p(x)), with p a polynomial in x, whatever the order of the factors.
 
     - ½ x (1 + erf(x / √2)) → `aten.gelu`
@@ -43,9 +41,6 @@ class FuseActivations:
 
     Constants must be those of the formula to the rounding of the dtype.
     """
-
-    name: ClassVar[str] = "fuse-activations"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, rounds=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -19,16 +18,14 @@ from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import CONVOLUTION, JOIN, MULTIPLICATIVE, PAD, PERMUTE, RESHAPE, SUM
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import LOGITS
 
 _KERNELS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _EINSUM = "aten.einsum"
 
 
-@register
-@dataclass(frozen=True)
-class FuseCausalConv:
+class FuseCausalConv(GraphPass, name="fuse-causal-conv", exact=True):
     """Reads where each place of a convolution over time looks, whatever puts zeros before it.
 
     Of y[t] = Σ_j w_j z[t + j·d − p], z being x behind L places of zeros or of a state, and of the
@@ -39,9 +36,6 @@ class FuseCausalConv:
     often written without a convolution, as the sum over the joined places times a weight for each
     channel and place. What looks ahead, or mixes channels, stays.
     """
-
-    name: ClassVar[str] = "fuse-causal-conv"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LOGITS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,7 +29,7 @@ from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import divide, product, same_shape, substitute, symbols_of
 from attngraph.ir.slices import depends_on
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import turns
 
 _FEW = 2
@@ -45,9 +45,7 @@ _UNEQUAL = "it isn't the weighted sum of what its experts give"
 _REASSOCIATES = "The experts of a row are summed by one operator, which normalises their weights."
 
 
-@register
-@dataclass(frozen=True)
-class FuseExperts:
+class FuseExperts(GraphPass, name="fuse-experts", exact=False):
     """Proposes x, the experts' matrices and weights of each choice, and makes the op if trials in
     which each expert is chosen, and left out, by some row give the same.
 
@@ -56,8 +54,6 @@ class FuseExperts:
     target that has the operator; with `in_codes` its matrices are to be codes of 4 bits.
     """
 
-    name: ClassVar[str] = "fuse-experts"
-    exact: ClassVar[bool] = False
     in_codes: bool = False
 
     def run(self, graph: Graph) -> list[Remark]:

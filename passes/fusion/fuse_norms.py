@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -22,16 +21,14 @@ from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import MEAN, SUM
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 _KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 _RMS = "attn.rms_norm"
 
 
-@register
-@dataclass(frozen=True)
-class FuseNorms:
+class FuseNorms(GraphPass, name="fuse-norms", exact=True):
     """Reads norms over the last axis, then takes in what is added in front of them.
 
     - x · rsqrt(mean(x²) + ε) [· w] with its casts → `attn.rms_norm`; `aten.rms_norm` likewise
@@ -41,9 +38,6 @@ class FuseNorms:
     x and skip must have one shape, (B, S, H) or (S, H): onnxruntime's kernels take no other. Where
     a model squares half-precision numbers without a cast, the statistics become more precise.
     """
-
-    name: ClassVar[str] = "fuse-norms"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, rounds=True)

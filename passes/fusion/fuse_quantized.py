@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.analysis.values.matching import producer
 from attngraph.ir import Graph, Node, Remark
 from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 
-@register
-@dataclass(frozen=True)
-class FuseQuantized:
+class FuseQuantized(GraphPass, name="fuse-quantized", exact=True):
     """Exact: the same weight. Until here it is a value of its own beside a plain linear, which is
     what all analyses know; what isn't the weight of a linear is dequantized where it is read.
     """
-
-    name: ClassVar[str] = "fuse-quantized"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -17,13 +16,11 @@ from attngraph.ir.loc import fuse_locs
 from attngraph.ir.slices import backward_slice
 from attngraph.passes.fusion.narrow import Narrow
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.materialize import cast_to, materialize
 
 
-@register
-@dataclass(frozen=True)
-class FuseRotary:
+class FuseRotary(GraphPass, name="fuse-rotary", exact=False):
     """Reads rotations of pairs of features, by halves or by neighbours, of all features or some.
 
     Tables are halved to one angle per pair. Permutes move from above the rotation to below it,
@@ -32,9 +29,6 @@ class FuseRotary:
     """
 
     exact_only: bool = False
-
-    name: ClassVar[str] = "fuse-rotary"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name, exact_only=self.exact_only)

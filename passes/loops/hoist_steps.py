@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
@@ -14,15 +12,13 @@ from attngraph.ir.traits import ADDMM, LINEAR, MATMUL
 from attngraph.passes.loops.batched_steps import Plan
 from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import LOGITS
 
 _REASSOCIATES = "A product with weights in a loop is one product for all steps."
 
 
-@register
-@dataclass(frozen=True)
-class HoistSteps:
+class HoistSteps(GraphPass, name="hoist-steps", exact=False):
     """Splits each `attn.scan` into what all steps compute at once, the loop, and what follows it.
 
     What reads no state is computed in front of the loop if a product with weights is in it, as far
@@ -30,9 +26,6 @@ class HoistSteps:
     the first such product on; the loop then gives what that reads. A value whose ops can't be
     batched stays in the loop.
     """
-
-    name: ClassVar[str] = "hoist-steps"
-    exact: ClassVar[bool] = False
 
     exact_only: bool = False
 

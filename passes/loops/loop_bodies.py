@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from attngraph.ir import Graph, Node, Remark, Value, clone
 from attngraph.ir.ops import attribute
 from attngraph.ir.printer import format_graph, is_inline
 from attngraph.passes.rewriting.findings import findings_of
-from attngraph.passes.rewriting.manager import Pass, register, run
+from attngraph.passes.rewriting.manager import GraphPass, Pass, run
 
 
-@register
-@dataclass(frozen=True)
-class LoopBodies:
+class LoopBodies(GraphPass, name="loop-bodies", exact=True):
     """The constants that a body reads are its own while the passes run, so they fold and merge.
 
     `stages` are the passes; equal bodies over equal constants are done once each.
     """
-
-    name: ClassVar[str] = "loop-bodies"
-    exact: ClassVar[bool] = True
 
     stages: tuple[Pass, ...] = ()
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.analysis.values.complex_parts import is_complex
 from attngraph.ir import Builder, Graph, Node, Remark, TensorType, Value
 from attngraph.ir.clone import copy_nodes
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.ops import attribute
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 
-@register
-@dataclass(frozen=True)
-class PairLoops:
+class PairLoops(GraphPass, name="pair-loops", exact=True):
     """What a loop is over has to be real in ONNX; split-complex does the rest, on either side.
 
     A complex value at the edge of a body becomes its real and its imaginary part, one behind the
     other, of which the body makes the complex number again, or the graph behind the loop.
     """
-
-    name: ClassVar[str] = "pair-loops"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from attngraph.ir import Builder, Dim, DimInfo, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
@@ -12,7 +10,7 @@ from attngraph.ir.dims import bounds, same_shape
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import MULTIPLICATIVE, SUM
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 
 _REASSOCIATES = "A sum of products with a vector is a product of matrices."
 _SIDE, _ELEMENTS = 8, 256
@@ -21,9 +19,7 @@ the time of a product of matrices, and a multiplication that makes an outer prod
 both take as long for 8 × 8, and less for narrower ones (AMD EPYC, one thread, 2026-11-30)."""
 
 
-@register
-@dataclass(frozen=True)
-class RaiseProducts:
+class RaiseProducts(GraphPass, name="raise-products", exact=False):
     """`(x * v).sum(d)` is a matrix product, where v is a vector along d for each matrix of x, and
     so is `u * v` of a column and a row.
 
@@ -31,9 +27,6 @@ class RaiseProducts:
     the whole product, for a sum to read, and onnxruntime's is slow where both factors are
     broadcast. With `exact_only` no sum becomes a product.
     """
-
-    name: ClassVar[str] = "raise-products"
-    exact: ClassVar[bool] = False
 
     exact_only: bool = False
 

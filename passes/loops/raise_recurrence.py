@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -23,7 +22,7 @@ from attngraph.passes.loops.batched_steps import Plan, plan
 from attngraph.passes.loops.fission import closed_groups, fission, needed_states
 from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import LOGITS
 
 _LOOPS = (
@@ -35,9 +34,7 @@ _LOOPS = (
 _REASSOCIATES = "The steps of a loop are one operator, which sums the products of a gate by itself."
 
 
-@register
-@dataclass(frozen=True)
-class RaiseRecurrence:
+class RaiseRecurrence(GraphPass, name="raise-recurrence", exact=False):
     """Reads each `attn.scan` and each unrolled loop over static steps (cells.py says how).
 
     What a step computes from its new state is batched over all steps, after `attn.recurrent`. A
@@ -46,9 +43,6 @@ class RaiseRecurrence:
     its length is fixed; with `exact_only` that is all. Without `recurrences` the target has no
     operator for those of outer products.
     """
-
-    name: ClassVar[str] = "raise-recurrence"
-    exact: ClassVar[bool] = False
 
     exact_only: bool = False
     recurrences: bool = True

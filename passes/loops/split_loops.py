@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -32,7 +30,7 @@ from attngraph.passes.loops.scan_parts import ScanParts, read_alone
 from attngraph.passes.loops.shared_heads import spread_heads
 from attngraph.passes.loops.shown_steps import Convolution, Places
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.rewriter import Rewriter
 from attngraph.passes.rewriting.trials import LOGITS
 
@@ -41,9 +39,7 @@ _KERNELS = (torch.float32, torch.float16)
 _SPREAD = RESHAPE | EXPAND
 
 
-@register
-@dataclass(frozen=True)
-class SplitLoops:
+class SplitLoops(GraphPass, name="split-loops", exact=False):
     """Takes states out of each `attn.scan`, one after the other, by what a step does with them.
 
     A state that keeps the last inputs of a convolution becomes `attn.causal_conv` over all steps
@@ -60,9 +56,6 @@ class SplitLoops:
     be batched stays in the loop, and its states with it. Without `recurrences` linear attention
     stays; with `exact_only` nothing is done.
     """
-
-    name: ClassVar[str] = "split-loops"
-    exact: ClassVar[bool] = False
 
     exact_only: bool = False
     recurrences: bool = True

@@ -9,8 +9,6 @@ for it, attentions whose mask hides just the padding read packed rows as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from attngraph.analysis.masks.key_masks import Masked
 from attngraph.analysis.masks.masking import masking_of
@@ -29,15 +27,13 @@ from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, 
 from attngraph.passes.padding.row_packer import RowPacker
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import Packed, findings_of
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import ATTENTION
 
 _WORTH = "aten.linear"  # a region without one costs less than gathering its rows
 
 
-@register
-@dataclass(frozen=True)
-class PackTokens:
+class PackTokens(GraphPass, name="pack-tokens", exact=True):
     """Runs regions of row-wise ops that hold a linear on valid tokens only.
 
     Which tokens those are is read from what masks the keys of attentions (padding.py). The rows of
@@ -46,9 +42,6 @@ class PackTokens:
     """
 
     attention: bool = False
-
-    name: ClassVar[str] = "pack-tokens"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         remarks: list[Remark] = []

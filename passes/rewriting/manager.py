@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast, dataclass_transform
 
 from attngraph.errors import UsageError
 from attngraph.ir import Graph, Remark, clone
@@ -56,10 +57,20 @@ OBSERVERS: list[Hook] = []
 _PASSES: dict[str, Callable[[], Pass]] = {}
 
 
-def register(pass_type: type[Pass]) -> type[Pass]:
-    """Class decorator: makes a pass known under its `name`."""
-    _PASSES[pass_type.name] = pass_type
-    return pass_type
+@dataclass_transform(frozen_default=True)
+class GraphPass(ABC):
+    """The base of every pass here: a subclass is a frozen dataclass, and known under its name."""
+
+    name: ClassVar[str]
+    exact: ClassVar[bool]
+    bitwise: ClassVar[bool]
+
+    def __init_subclass__(cls, *, name: str, exact: bool, bitwise: bool = False) -> None:
+        cls.name, cls.exact, cls.bitwise = name, exact, bitwise
+        _PASSES[name] = dataclass(frozen=True)(cls)
+
+    @abstractmethod
+    def run(self, graph: Graph) -> list[Remark]: ...
 
 
 def registered() -> dict[str, Callable[[], Pass]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
 
 import torch
 
@@ -23,15 +22,13 @@ from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import ADDITIVE
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.weights.folding import checked_weights, store
 
 _MOST_LINEARS = 16
 
 
-@register
-@dataclass(frozen=True)
-class ComposeLinears:
+class ComposeLinears(GraphPass, name="compose-linears", exact=False):
     """Multiplies and adds weights ahead of time where neither work nor bytes grow.
 
     Nothing may lie between the linears, nobody else may read what they compute, and the bytes of a
@@ -39,9 +36,6 @@ class ComposeLinears:
     """
 
     stored_in: torch.dtype | None = None
-
-    name: ClassVar[str] = "compose-linears"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = checked_weights(graph, self.name, stored_in=self.stored_in)

@@ -7,15 +7,12 @@ projection and the attention: rotary embeddings, a norm, keys from a cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from attngraph.analysis.layout.axes import resolve
 from attngraph.analysis.values.affine import Affine, LaidOut, product_above
 from attngraph.ir import Graph, Node, Remark
 from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.rewriting.trials import ATTENTION
 from attngraph.passes.weights.folding import fold
 
@@ -23,13 +20,8 @@ _FEATURES = 2  # the dim of a key's features
 _WHAT = "The bias of the keys is dropped: it is one number for all keys of a query."
 
 
-@register
-@dataclass(frozen=True)
-class DropKeyBias:
+class DropKeyBias(GraphPass, name="drop-key-bias", exact=False):
     """Takes the bias off a key projection that only one attention reads."""
-
-    name: ClassVar[str] = "drop-key-bias"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, ATTENTION)

@@ -5,23 +5,18 @@ W (γ ⊙ x + β) + b is (W · diag γ) x + (W β + b). The scale and bias of no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from attngraph.analysis.values.elementwise import Scaling, read_scaling
 from attngraph.analysis.values.weights import Owners
 from attngraph.ir import Graph, Node, Remark
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.weights.folding import Plan, behind, checked_weights, fold, grows, is_exact
 
 _WHAT = "A constant factor or offset is folded into the weights behind it."
 
 
-@register
-@dataclass(frozen=True)
-class FoldInputScales:
+class FoldInputScales(GraphPass, name="fold-input-scales", exact=False):
     """Takes a factor or offset per feature into the linears behind it, where it has no other user.
 
     Each weight must have one reader, and no more bytes may be stored afterwards. Exact are powers
@@ -30,9 +25,6 @@ class FoldInputScales:
 
     exact_only: bool = False
     stored_in: torch.dtype | None = None
-
-    name: ClassVar[str] = "fold-input-scales"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = checked_weights(

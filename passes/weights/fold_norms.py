@@ -12,8 +12,6 @@ stored twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -25,16 +23,14 @@ from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.ops import attribute, input_of, named_inputs
 from attngraph.ir.traits import FEATURE_NORM
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.weights.folding import Plan, behind, checked_weights, fold, grows, is_exact
 
 _PARTS = {"weight": "scale", "bias": "bias"}
 _MOST_ELEMENTS = 1 << 24  # of the weights; the products are then far more work than their norm
 
 
-@register
-@dataclass(frozen=True)
-class FoldNorms:
+class FoldNorms(GraphPass, name="fold-norms", exact=False):
     """Takes a norm's weights into all linears that read it, through any change of rows only.
 
     Weights of more than 2²⁴ elements together stay as they are stored, which may be in a mapped
@@ -43,9 +39,6 @@ class FoldNorms:
 
     exact_only: bool = False
     stored_in: torch.dtype | None = None
-
-    name: ClassVar[str] = "fold-norms"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = checked_weights(

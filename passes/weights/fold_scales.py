@@ -6,24 +6,19 @@ after a product: through any layout ops between, as long as the factor differs b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from attngraph.analysis.values.affine import product_above
 from attngraph.analysis.values.elementwise import read_scaling
 from attngraph.analysis.values.weights import Owners
 from attngraph.ir import Graph, Remark
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.weights.folding import before, checked_weights, fold, grows, is_exact
 
 _WHAT = "A constant factor or offset is folded into the weights before it."
 
 
-@register
-@dataclass(frozen=True)
-class FoldScales:
+class FoldScales(GraphPass, name="fold-scales", exact=False):
     """Multiplies constant factors into the weights of the product before them, and adds offsets.
 
     Only where the weights have no other reader, and no more bytes are stored afterwards. Exact are
@@ -32,9 +27,6 @@ class FoldScales:
 
     exact_only: bool = False
     stored_in: torch.dtype | None = None
-
-    name: ClassVar[str] = "fold-scales"
-    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = checked_weights(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar
 
 import networkx as nx
 
@@ -31,7 +29,7 @@ from attngraph.ir.traits import (
     SCALE,
 )
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.weights.folding import stacked
 
 _ATTENTIONS = ATTENTION | PLAIN_SOFTMAX
@@ -42,9 +40,7 @@ _PRODUCTS = ("aten.mul.Tensor",)
 _REACH = 64
 
 
-@register
-@dataclass(frozen=True)
-class MergeProjections:
+class MergeProjections(GraphPass, name="merge-projections", exact=True):
     """Concatenates the weights of sibling projections: Q, K and V, gate and up, any widths.
 
     Siblings read one value, and feed one attention, or are keys and values that several attentions
@@ -61,9 +57,6 @@ class MergeProjections:
     """
 
     apart_from: int | None = None
-
-    name: ClassVar[str] = "merge-projections"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         if self.apart_from is not None and bytes_of(graph) >= self.apart_from:

@@ -7,9 +7,7 @@ copies what the product has just written, which costs more than it brings (bench
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import ClassVar
 
 import torch
 
@@ -20,15 +18,13 @@ from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dead import discard
 from attngraph.ir.ops import attribute
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.manager import GraphPass
 from attngraph.passes.weights.folding import cut
 
 _FEW_ROWS = 32  # up to which the copy costs no more than the calls
 
 
-@register
-@dataclass(frozen=True)
-class SplitProjections:
+class SplitProjections(GraphPass, name="split-projections", exact=True):
     """Takes apart what merge-projections made, or the model has packed, for the CPU.
 
     The pieces' weights are views into the packed one. A bias of zeros goes. Products of at most 32
@@ -37,9 +33,6 @@ class SplitProjections:
     Each element is the same sum of products as before; how a GEMM blocks the sum may depend on its
     width, so the last bit may differ.
     """
-
-    name: ClassVar[str] = "split-projections"
-    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name)
