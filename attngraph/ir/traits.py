@@ -172,6 +172,9 @@ POWER = _trait("power", "pow.Tensor_Scalar pow.Tensor_Tensor square")
 ROOT = _trait("root", "sqrt")
 RECIPROCAL = _trait("reciprocal", "reciprocal rsqrt")
 REVERSED = _trait("reversed difference", "rsub.Scalar rsub.Tensor")  # y − x
+ADDITION = ADDITIVE | SHIFT | REVERSED  # of two tensors, or of one and a number
+MULTIPLICATION = MULTIPLICATIVE | SCALE  # the same
+ARITHMETIC = ADDITION | MULTIPLICATION | NEGATION
 CLAMP = _trait("clamp", "clamp clamp_min clamp_max clip")
 MAXIMUM = _trait("maximum", "maximum max.other")
 MINIMUM = _trait("minimum", "minimum min.other")
@@ -214,6 +217,7 @@ LINEAR = _trait("linear", "linear")  # x Wᵀ + b
 QUANTIZED = _trait("quantized")  # of these, those with a weight in codes
 DEQUANTIZED = _trait("dequantized")  # the numbers that codes stand for
 ADDMM = _trait("addmm", "addmm baddbmm")  # a tensor and a product
+PRODUCT = MATMUL | LINEAR | ADDMM  # of matrices, whatever is added to it
 CONVOLUTION = _trait(
     "convolution",
     "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding",

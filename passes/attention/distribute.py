@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from attngraph.analysis.walks import walk
 from attngraph.ir import Builder, Graph, Node, Remark, Value
-from attngraph.ir.traits import ADDITIVE, CAST, LAYOUT, MATMUL, MULTIPLICATIVE, SCALE, SOFTMAX
+from attngraph.ir.traits import (
+    ADDITIVE,
+    CAST,
+    LAYOUT,
+    MATMUL,
+    MULTIPLICATION,
+    SOFTMAX,
+)
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import GraphPass
 
@@ -67,7 +74,7 @@ def _is_probability(value: Value) -> bool:
         node = value.producer
         if node is None:
             return []
-        if node.op in MULTIPLICATIVE | SCALE:
+        if node.op in MULTIPLICATION:
             return node.operands
         return node.operands[:1] if node.op in LAYOUT | CAST else []
 

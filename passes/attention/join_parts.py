@@ -152,11 +152,11 @@ def _joined(
 
 
 def _leads_to_a_sum(node: Node) -> bool:
-    return hands_on(node) or _sums(node) or node.op in MATMUL or node.op == "aten.einsum"
+    return hands_on(node) or _sums(node) or node.op in MATMUL
 
 
 def _sums(node: Node) -> bool:
-    return node.op in ADDITIVE | ADDMM or node.op == "aten.baddbmm"
+    return node.op in ADDITIVE | ADDMM
 
 
 def _scores(build: Builder, joined: JoinedScores) -> Value:

@@ -8,7 +8,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice, forward_slice
-from attngraph.ir.traits import ADDMM, LINEAR, MATMUL
+from attngraph.ir.traits import MATMUL, PRODUCT
 from attngraph.passes.loops.batched_steps import Plan
 from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.rewriting.checked import Checked
@@ -129,7 +129,7 @@ class _Loop(ScanParts):
 
     def _is_product(self, node: Node) -> bool:
         weights = node.inputs if node.op in MATMUL else node.inputs[1:2]
-        is_product = node.op in LINEAR | ADDMM | MATMUL
+        is_product = node.op in PRODUCT
         return is_product and any(v is not None and self.is_outside(v) for v in weights)
 
 

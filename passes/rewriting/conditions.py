@@ -16,21 +16,19 @@ import torch
 from attngraph.ir import Node, ScalarType, Value
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.traits import (
-    ADDMM,
     ATTENTION,
     COMPARISON,
     EXPONENTIAL,
     FLOAT_TEST,
-    LINEAR,
     LOG_SUM,
-    MATMUL,
     MAXIMUM_ALONG,
+    PRODUCT,
     SOFTMAX,
 )
 from attngraph.passes.rewriting.regions import Region
 from attngraph.passes.rewriting.trials import Aims
 
-_COMPUTED = SOFTMAX | EXPONENTIAL | MAXIMUM_ALONG | LOG_SUM | MATMUL | LINEAR | ADDMM | ATTENTION
+_COMPUTED = SOFTMAX | EXPONENTIAL | MAXIMUM_ALONG | LOG_SUM | PRODUCT | ATTENTION
 _LARGEST = 64  # elements of a constant whose integers are worth trying
 _MOST_AIMS = 8
 

@@ -9,20 +9,15 @@ from attngraph.analysis.walks import origin, varying
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.traits import (
     ADDITIVE,
-    ADDMM,
     CAST,
     CHOICE,
     CONVOLUTION,
     JOIN,
     LAYOUT,
-    LINEAR,
-    MATMUL,
-    MULTIPLICATIVE,
+    MULTIPLICATION,
     POINTWISE,
-    SCALE,
+    PRODUCT,
 )
-
-PRODUCT = MATMUL | LINEAR | ADDMM
 
 
 def is_layout(node: Node) -> bool:
@@ -46,7 +41,7 @@ def are_projections(node: Node) -> bool:
 
 def keeps_scores(node: Node) -> bool:
     """Whether scores are still scores behind a node: layout, masks, biases, factors."""
-    return node.op in LAYOUT | CAST | CHOICE | ADDITIVE | MULTIPLICATIVE | SCALE
+    return node.op in LAYOUT | CAST | CHOICE | ADDITIVE | MULTIPLICATION
 
 
 def is_elementwise(node: Node) -> bool:

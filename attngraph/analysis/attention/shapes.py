@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from attngraph.analysis.attention.activations import (
-    PRODUCT,
     are_projections,
     contraction_at,
     is_context,
@@ -45,6 +44,7 @@ from attngraph.ir.traits import (
     OPAQUE,
     PAD,
     POINTWISE,
+    PRODUCT,
     REDUCTION,
     SCALE,
     SCATTER,

@@ -21,9 +21,8 @@ from attngraph.ir.traits import (
     GATHER,
     JOIN,
     LAYOUT,
-    MULTIPLICATIVE,
+    MULTIPLICATION,
     PAD,
-    SCALE,
     SCATTER,
     SOFTMAX,
     SUM,
@@ -37,7 +36,7 @@ _FAILURES = (UnreadError, IRError, LookupError, RuntimeError, TypeError, ValueEr
 _SHOWN = 16  # elements of a constant that tell a layout from others
 _APART = SCATTER | PAD | JOIN | GATHER | UNFOLD  # that no reading of whole axes follows
 _MOVES = LAYOUT | _APART
-_THROUGH = _MOVES | ADDITIVE | CHOICE | SCALE | MULTIPLICATIVE
+_THROUGH = _MOVES | ADDITIVE | CHOICE | MULTIPLICATION
 
 
 def may_be_windows(softmax: Node) -> bool:

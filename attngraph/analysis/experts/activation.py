@@ -23,19 +23,14 @@ from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, evaluate
 from attngraph.ir.traits import (
     ACTIVATION,
-    ADDITIVE,
+    ARITHMETIC,
     CAST,
     CLAMP,
     EXPONENTIAL,
     LAYOUT,
-    MULTIPLICATIVE,
-    NEGATION,
     PART,
     POWER,
     RESHAPE,
-    REVERSED,
-    SCALE,
-    SHIFT,
     SLICE,
     WAVE,
 )
@@ -47,7 +42,7 @@ _MOST_NUMBERS = 6
 _FAR = 1e3
 _BEYOND = 10.0  # how far the largest features are above the largest number
 _SMOOTH = (
-    ADDITIVE | SHIFT | REVERSED | MULTIPLICATIVE | SCALE | NEGATION | POWER | EXPONENTIAL | WAVE
+    ARITHMETIC | POWER | EXPONENTIAL | WAVE
     | ACTIVATION | CAST
 )  # fmt: skip
 _SIDES = 4  # elements that are to lie on either side of a switch, and between two

@@ -18,7 +18,7 @@ from attngraph.analysis.walks import users
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import input_of
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import ADDITIVE, INDEX, LAYOUT, PART
+from attngraph.ir.traits import INDEX, LAYOUT, PART
 
 GROUPED = ("aten._grouped_mm", "transformers.grouped_mm_fallback")
 """(S, K) × (E, K, N), where rows are sorted by expert."""
@@ -204,7 +204,7 @@ def _with_bias(node: Node, rows: Value, matrices: Stored, experts: int) -> Produ
         if reader.op in LAYOUT and reader.op not in PART and len(reader.outputs) == 1:
             value = reader.output
             continue
-        if reader.op in ADDITIVE and reader.op == "aten.add.Tensor" and "alpha" not in reader.attrs:
+        if reader.op == "aten.add.Tensor" and "alpha" not in reader.attrs:
             others = [other for other in reader.operands if other is not value]
             axes = fresh_axes(reader.output.shape)
             if len(others) == 1 and len(reader.output.shape) == len(value.shape):

@@ -23,15 +23,13 @@ from attngraph.ir.dims import divide, product, same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
-    ADDMM,
     CAST,
     COMPARISON,
     GATHERED,
     LARGEST,
     LAYOUT,
-    LINEAR,
-    MATMUL,
     PART,
+    PRODUCT,
 )
 
 _MOST_CUTS = 12
@@ -304,7 +302,7 @@ def _products(
 
 
 def _may_multiply(node: Node) -> bool:
-    return node.op in MATMUL | LINEAR | ADDMM or node.op in GROUPED
+    return node.op in PRODUCT or node.op in GROUPED
 
 
 def _rows(choice: Choice, experts: Sequence[Expert]) -> Value | None:

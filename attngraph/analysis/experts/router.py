@@ -26,10 +26,9 @@ from attngraph.ir.traits import (
     FILL,
     GATHERED,
     LAYOUT,
-    MULTIPLICATIVE,
+    MULTIPLICATION,
     ONE_HOT,
     PART,
-    SCALE,
     SCATTER,
     SHIFT,
     SOFTMAX,
@@ -38,7 +37,7 @@ from attngraph.ir.traits import (
 )
 
 _SMOOTH = (  # of scores and the choice made of them
-    SOFTMAX | GATHERED | LAYOUT | CAST | SUM | MULTIPLICATIVE | SCALE | ADDITIVE | SHIFT
+    SOFTMAX | GATHERED | LAYOUT | CAST | SUM | MULTIPLICATION | ADDITIVE | SHIFT
 )
 
 _NEAR = 24  # values in which a softmax is looked for

@@ -14,21 +14,17 @@ from attngraph.ir import Dim, Graph, Node, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
-    ADDMM,
     CAST,
     COMPARISON,
     GATHERED,
     LAYOUT,
-    LINEAR,
-    MATMUL,
     ONE_HOT,
     POINTWISE,
+    PRODUCT,
     SCATTER,
     SOFTMAX,
     SORTED,
 )
-
-_PRODUCTS = LINEAR | ADDMM | MATMUL
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ def rows_chosen(graph: Graph) -> Iterator[RowsChosen]:
             continue
         above = [value.producer for value in walk([scores], _router)]
         softmax = next((each for each in above if each and each.op in SOFTMAX), None)
-        widths = [each.output.shape[-1] for each in above if each and each.op in _PRODUCTS]
+        widths = [each.output.shape[-1] for each in above if each and each.op in PRODUCT]
         if not widths or not isinstance(widths[0], int) or same(widths[0], scores.shape[dim]):
             continue  # the last: each row has chosen among them
         yield RowsChosen(node, widths[0], node.outputs[1].shape[dim], softmax)
@@ -84,7 +80,7 @@ def _takes_rows(node: Node, size: Dim) -> bool:
 
 def _is_multiplied(gather: Node) -> bool:
     """Whether what is gathered soon meets weights."""
-    return any(user.op in _PRODUCTS for user in readers(gather, lambda node: True))
+    return any(user.op in PRODUCT for user in readers(gather, lambda node: True))
 
 
 def _router(value: Value) -> Iterator[Value]:

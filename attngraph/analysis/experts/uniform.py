@@ -48,7 +48,7 @@ from attngraph.ir.dims import CHOOSING, DIVIDING, functions_of
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
-    ADDITIVE,
+    ADDITION,
     ADDMM,
     CAST,
     CHOICE,
@@ -63,7 +63,7 @@ from attngraph.ir.traits import (
     LINEAR,
     LOGICAL,
     MATMUL,
-    MULTIPLICATIVE,
+    MULTIPLICATION,
     NEGATION,
     ONE_HOT,
     PART,
@@ -71,20 +71,16 @@ from attngraph.ir.traits import (
     POINTWISE,
     QUOTIENT,
     RANGE,
-    REVERSED,
     ROUNDED_DIVISION,
     RUNNING_SUM,
-    SCALE,
     SCATTER,
-    SHIFT,
     SORTED,
     SUM,
     TRUTH,
     UNSET,
 )
 
-_LINEAR = ADDITIVE | SHIFT | REVERSED
-_PRODUCT = MULTIPLICATIVE | SCALE | MATMUL | LINEAR
+_PRODUCT = MULTIPLICATION | MATMUL | LINEAR
 _SAME_EVERYWHERE = FILL | UNSET | LAYOUT | POINTWISE | CAST | CHOICE
 _EXACT_TO = 127  # what every dtype that numbers of experts are cast to holds
 _NUMBERS = ("fill_value", "value", "other")  # attributes that are elements
@@ -247,7 +243,7 @@ class _Reading:
         if any(kind in (Kind.PLACE, Kind.COUNT) for kind in given):
             return self._places(node, given)
         require(not is_sized(node))
-        if node.op in _LINEAR | NEGATION:
+        if node.op in ADDITION | NEGATION:
             return summed([*given, Kind.FIXED])
         if node.op in ADDMM:
             return summed([given[0], multiplied(given[1:])])
@@ -261,7 +257,7 @@ class _Reading:
         """Numbers of places and of rows, computed with by those of choices and of rows."""
         is_count = Kind.COUNT in given
         divides = QUOTIENT | ROUNDED_DIVISION
-        require(node.op in _LINEAR | NEGATION | divides | SCALE | MULTIPLICATIVE)
+        require(node.op in ADDITION | MULTIPLICATION | NEGATION | divides)
         if node.op in divides:
             require(not is_count and node.output.dtype in (torch.int64, torch.int32))
             require(given[0] is Kind.PLACE)

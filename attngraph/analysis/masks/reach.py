@@ -18,8 +18,8 @@ from attngraph.analysis.values.scalars import number, scale_of, shift_of, widens
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.traits import (
     ACTIVATION,
+    ADDITION,
     ADDITIVE,
-    ADDMM,
     ANY_CONVOLUTION,
     ATTENTION,
     CAST,
@@ -44,10 +44,10 @@ from attngraph.ir.traits import (
     NORM,
     PAD,
     PERMUTE,
+    PRODUCT,
     RANGE,
     REPEAT,
     RESHAPE,
-    REVERSED,
     ROLL,
     SELECT,
     SHIFT,
@@ -66,11 +66,11 @@ _LARGE = 1e12
 _LARGE_HALF = 100.0
 _BOUNDED = (  # for bounded operands, a product with a number too, a quotient by weights from 1 on
     RESHAPE | COPY | PERMUTE | EXPAND | REPEAT | SELECT | SLICE | CAST | GATHER | JOIN | CHOICE
-    | FILL | RANGE | TRIANGLE | CLAMP | ADDITIVE | SHIFT | REVERSED | NEGATION | MAGNITUDE
+    | FILL | RANGE | TRIANGLE | CLAMP | ADDITION | NEGATION | MAGNITUDE
     | COMMUTATIVE
 )  # fmt: skip
 _COMPUTED = (  # for finite activations, which a float graph input is not known to be
-    LINEAR | MATMUL | ADDMM | CONVOLUTION | FEATURE_NORM | SOFTMAX | ACTIVATION | WAVE
+    PRODUCT | CONVOLUTION | FEATURE_NORM | SOFTMAX | ACTIVATION | WAVE
 )
 _CARRYING = LAYOUT | GATHER | ROLL | NEGATION | ADDITIVE | JOIN | PAD
 

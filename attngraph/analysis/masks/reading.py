@@ -36,7 +36,8 @@ from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import greatest, least, symbol
 from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.traits import (
-    ADDITIVE,
+    ADDITION,
+    ARITHMETIC,
     CAST,
     CHOICE,
     CLAMP,
@@ -48,12 +49,8 @@ from attngraph.ir.traits import (
     MAGNITUDE,
     MAXIMUM,
     MINIMUM,
-    MULTIPLICATIVE,
     NEGATION,
-    REVERSED,
     ROUNDED_DIVISION,
-    SCALE,
-    SHIFT,
 )
 
 Reading: TypeAlias = Choice | Expr | None
@@ -79,12 +76,10 @@ _POSITIONS: dict[str, Callable[[Expr, Expr], Expr]] = {
 _SHIFTS = ("__rshift__", "bitwise_right_shift")
 _BITS = 31
 _EXACT = 2.0**53  # below it a float is the integer that it was read from
-_SUMS = ADDITIVE | SHIFT | REVERSED | NEGATION
-_ARITHMETIC = (
-    ADDITIVE | SHIFT | REVERSED | MULTIPLICATIVE | SCALE | NEGATION | MAGNITUDE | LOGARITHM
-)
+_SUMS = ADDITION | NEGATION
 ELEMENTWISE = (
-    _ARITHMETIC
+    ARITHMETIC
+    | MAGNITUDE
     | LOGARITHM
     | LOGICAL
     | COMPARISON

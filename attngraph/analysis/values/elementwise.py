@@ -20,14 +20,13 @@ from attngraph.ir.ops import attribute, inputs_of
 from attngraph.ir.traits import (
     ADDITIVE,
     BATCH_NORM,
-    MULTIPLICATIVE,
+    MULTIPLICATION,
     NEGATION,
-    SCALE,
     SHIFT,
 )
 
 _MOST_ELEMENTS = 1 << 16  # of a factor per feature; a table of positions is none
-_SCALING = ADDITIVE | SHIFT | MULTIPLICATIVE | SCALE
+_SCALING = ADDITIVE | SHIFT | MULTIPLICATION
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float64)
 
 

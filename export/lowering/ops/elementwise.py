@@ -19,11 +19,10 @@ from attngraph.ir.traits import (
     COMPARISON,
     LAYOUT,
     LOGARITHM,
-    MULTIPLICATIVE,
+    MULTIPLICATION,
     POWER,
     QUOTIENT,
     ROUNDING,
-    SCALE,
     SUM,
 )
 
@@ -306,7 +305,7 @@ def _is_gate(value: Value) -> bool:
         seen.add((found, is_product))
         for user in found.users:
             is_gated = is_product or user.op == "aten.mul.Tensor"
-            goes_on = user.op in MULTIPLICATIVE | SCALE | LAYOUT | CAST | SUM | CHOICE
+            goes_on = user.op in MULTIPLICATION | LAYOUT | CAST | SUM | CHOICE
             if user.op in _RELATIVE or len(seen) > _FAR or not (is_gated or goes_on):
                 return False
             if goes_on:
