@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraph.export.lowering.fallback import pooling_formulas
-from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, Formula, known
+from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, Formula, each, known
+from attngraph.export.lowering.fallback.pooling_formulas import Windows
 
-__all__ = ["FORMULAS", "pooling_formulas"]  # whose own are those of other dtypes
+__all__ = ["FORMULAS"]
 
 _DEGREE = 28  # of the series of erfc: its last coefficients are below 1e-17
 _MIDDLE = sympy.Rational(15, 4)
@@ -258,10 +258,6 @@ def _places(
         yield found
 
 
-def _each(given: Sequence[int], axes: int) -> list[int]:
-    return [*given] * (axes if len(given) == 1 else 1)
-
-
 def _convolution(
     axes: int,
     x: Tensor,
@@ -276,14 +272,14 @@ def _convolution(
     out, inner, *kernel = map(known, weight.shape)
     if math.prod(kernel) > _MOST_OFFSETS:
         return NotImplemented
-    stride, dilation = _each(stride, axes), _each(dilation, axes)
+    stride, dilation = each(stride, axes), each(dilation, axes)
     if isinstance(padding, str):
         reach = [
             d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
         ]
-        ends = [(each // 2, each - each // 2) for each in reach]
+        ends = [(size // 2, size - size // 2) for size in reach]
     else:
-        ends = [(each, each) for each in _each(padding, axes)]
+        ends = [(size, size) for size in each(padding, axes)]
     unbatched = x.ndim == axes + 1
     x = F.pad(x.unsqueeze(0) if unbatched else x, [end for pair in reversed(ends) for end in pair])
     found = None
@@ -299,27 +295,18 @@ def _convolution(
     return result.squeeze(0) if unbatched else result
 
 
-def _avg_pool(
-    axes: int,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Any:
-    kernel, padding = _each(kernel, axes), _each(padding, axes)
-    is_plain = not ceil_mode and (count_include_pad or not any(padding))
+def _mean(axes: int, x: Tensor, *given: Any, **named: Any) -> Any:
+    windows = Windows(axes, *given, **named)
+    kernel, stride, padding = windows.by_axis
+    is_plain = not windows.ceil_mode and (windows.count_include_pad or not any(padding))
     if not is_plain or math.prod(kernel) > _MOST_OFFSETS:
         return NotImplemented
-    x = F.pad(x, [end for each in reversed(padding) for end in (each, each)])
-    steps = _each(stride, axes) if len(stride) else kernel
-    parts = _places(x, kernel, steps, [1] * axes)
-    return functools.reduce(torch.add, parts) / (divisor or math.prod(kernel))
+    x = F.pad(x, [end for size in reversed(padding) for end in (size, size)])
+    parts = _places(x, kernel, stride, [1] * axes)
+    return functools.reduce(torch.add, parts) / (windows.divisor or math.prod(kernel))
 
 
 for _axes in (1, 2, 3):
     double(f"aten.conv{_axes}d")(functools.partial(_convolution, _axes))
     double(f"aten.conv{_axes}d.padding")(functools.partial(_convolution, _axes))
-    double(f"aten.avg_pool{_axes}d")(functools.partial(_avg_pool, _axes))
+    double(f"aten.avg_pool{_axes}d")(functools.partial(_mean, _axes))

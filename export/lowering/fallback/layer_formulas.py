@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, formula
+from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, each, formula
 
 __all__ = ["FORMULAS"]
 
@@ -37,13 +37,12 @@ def _transposed(
 
     What is filled up is the bias alone.
     """
-    if not any(output_padding) or all(each == 1 for each in dilation):
+    if not any(output_padding) or all(step == 1 for step in dilation):
         return NotImplemented
     whole: Any = getattr(F, f"conv_transpose{axes}d")
     result = whole(x, weight, None, stride, 0, 0, groups, dilation)
-    before = [*padding] * (axes // len(padding))
-    more = [*output_padding] * (axes // len(output_padding))
-    ends = [(-p, q - p) for p, q in zip(before, more, strict=True)]
+    pairs = zip(each(padding, axes), each(output_padding, axes), strict=True)
+    ends = [(-p, q - p) for p, q in pairs]
     result = F.pad(result, [end for pair in reversed(ends) for end in pair])
     return result if bias is None else result + bias.reshape(-1, *[1] * axes)
 

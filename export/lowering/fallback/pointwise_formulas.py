@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -34,6 +34,11 @@ def known(size: Any) -> int:
     if not isinstance(size, int):
         raise NotImplementedError
     return size
+
+
+def each(given: Sequence[int], axes: int) -> list[int]:
+    """One number for each axis, where one may stand for all."""
+    return [*given] * (axes if len(given) == 1 else 1)
 
 
 @formula("aten.hypot")

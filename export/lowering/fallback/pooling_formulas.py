@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, formula, known
+from attngraph.export.lowering.fallback.pointwise_formulas import (
+    FORMULAS,
+    each,
+    formula,
+    known,
+)
 
 __all__ = ["FORMULAS"]
 
@@ -35,30 +41,41 @@ def _bins(size: int, count: int) -> list[tuple[int, int]]:
     return [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
 
 
-def _average(
-    axes: int,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Any:
+@dataclass(frozen=True)
+class Windows:
+    """The arguments of a mean pool beside its input, as ATen orders them."""
+
+    axes: int
+    kernel: Sequence[int]
+    stride: Sequence[int] = ()
+    padding: Sequence[int] = (0,)
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor: int | None = None
+
+    @property
+    def by_axis(self) -> tuple[list[int], list[int], list[int]]:
+        """Kernel, stride and padding, with a number for each axis."""
+        stride = self.stride if len(self.stride) else self.kernel
+        kernel, stride, padding = (each(n, self.axes) for n in (self.kernel, stride, self.padding))
+        return kernel, stride, padding
+
+
+def _average(axes: int, x: Tensor, *given: Any, **named: Any) -> Any:
     """Sums over a divisor that is no count; the last window begins in front of the padding."""
-    if divisor is None:
+    windows = Windows(axes, *given, **named)
+    if windows.divisor is None:
         return NotImplemented
-    kernel, padding = [*kernel] * (axes // len(kernel)), [*padding] * (axes // len(padding))
-    stride = [*stride] * (axes // len(stride)) if stride else kernel
+    kernel, stride, padding = windows.by_axis
     pads: list[Any] = []
     for size, k, s, p in zip(x.shape[x.ndim - axes :], kernel, stride, padding, strict=True):
         behind: Any = p
-        if ceil_mode:
+        if windows.ceil_mode:
             last = _least((size + 2 * p - k + s - 1) // s, (size + p - 1) // s)
             behind = _most(last * s + k - (size + p), p)
         pads = [p, behind, *pads]
     pool: Any = F.avg_pool3d if axes == 3 else F.avg_pool2d
-    return pool(F.pad(x, pads), kernel, stride) * (math.prod(kernel) / divisor)
+    return pool(F.pad(x, pads), kernel, stride) * (math.prod(kernel) / windows.divisor)
 
 
 formula("aten.avg_pool2d")(functools.partial(_average, 2))
