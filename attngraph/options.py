@@ -16,6 +16,7 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.runtime.provider_options import check_settings
 from attngraph.export.target import OLDEST_OPSET, OPSET, Target, parse_target
+from attngraph.flag import Flag
 from attngraph.numeric import whole
 
 Verify = Literal["final", "each", "off"]
@@ -26,23 +27,6 @@ DECODING = "Decoding"
 """Under which heading the command line lists the options of a cache."""
 ASSUMPTIONS = ("no-fully-masked-rows",)
 """What a user may vouch for where it can't be proved."""
-
-
-@dataclass(frozen=True)
-class Flag:
-    """How the command line shows an option: `--` and its field's name, with this help.
-
-    A `metavar` stands for its value where the type doesn't say, and a `name` for one that is not
-    the field's. A number is at `least` so much. A switch that is on by default has a flag `--no-`
-    that turns it off.
-    """
-
-    help: str
-    metavar: str | None = None
-    name: str | None = None
-    panel: str | None = None
-    least: float | None = None
-
 
 TargetName: TypeAlias = Annotated[
     str, Flag("The machine it will run on: cpu, cuda, or e.g. cpu:avx512 or cuda:sm80.")

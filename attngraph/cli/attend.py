@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +16,14 @@ from attngraph.cli.flags import (
     JsonOption,
     ModelArgument,
     SessionFlags,
-    SourceFlags,
     grouped,
 )
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
-from attngraph.options import Flag, Options, TargetName
+from attngraph.flag import Flag
+from attngraph.frontend.files.source import Source
+from attngraph.options import Options, TargetName
 
 if TYPE_CHECKING:
     from attngraph.reports.attention_weights import AttentionWeights
@@ -78,7 +79,7 @@ def attend(
     *,
     shown: _ShownFlags,
     target: TargetName = "cpu",
-    given: SourceFlags,
+    given: Source,
     session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -96,7 +97,7 @@ def attend(
             layers = _numbers(shown.layers, "--layers")
             heads = _numbers(shown.heads, "--heads")
             options = Options(target, session=session.settings())
-            source = given.of(model)
+            source = replace(given, path=model)
             source.check()
             stages("import torch")
             from attngraph.cli.work import attended

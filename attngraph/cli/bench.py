@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,12 +14,13 @@ from attngraph.cli.flags import (
     DebugOption,
     JsonOption,
     SessionFlags,
-    SourceFlags,
     grouped,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
-from attngraph.options import Flag, Options, TargetName
+from attngraph.flag import Flag
+from attngraph.frontend.files.source import Source
+from attngraph.options import Options, TargetName
 from attngraph.paths import require_file
 
 
@@ -48,7 +50,7 @@ def bench(
     static: Annotated[bool, Flag("Compile for the sizes of the sample inputs only.")] = False,
     rounds: Annotated[int, Flag("Blocks of each engine.", least=1)] = 7,
     seconds: Annotated[float, Flag("The length of a block.", least=0.0)] = 0.5,
-    given: SourceFlags,
+    given: Source,
     session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -66,7 +68,7 @@ def bench(
         onnx, model = _told_apart(files or [], given.factory)
         with working(debug) as stages:
             options = Options(target, precision, session=session.settings())
-            source = given.of(model)
+            source = replace(given, path=model)
             source.check()
             stages("import torch")
             from attngraph.cli.render import print_contest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from attngraph.cli.failures import reported
 from attngraph.cli.flags import (
@@ -10,11 +11,11 @@ from attngraph.cli.flags import (
     JsonOption,
     ModelArgument,
     ReportOption,
-    SourceFlags,
     grouped,
 )
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
+from attngraph.frontend.files.source import Source
 from attngraph.options import Assumptions, Options, TargetName
 
 _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
@@ -27,7 +28,7 @@ def explain(
     target: TargetName = "cpu",
     report_page: ReportOption = None,
     assume: Assumptions = (),
-    given: SourceFlags,
+    given: Source,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -40,7 +41,7 @@ def explain(
             if report_page is not None:
                 check_output(report_page, (model, given.npz))
             options = Options(target, assume=assume)
-            source = given.of(model)
+            source = replace(given, path=model)
             source.check()
             stages("import torch")
             from attngraph.cli.render import print_sites

@@ -13,10 +13,8 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hin
 import typer
 
 from attngraph.errors import UsageError
-from attngraph.frontend.files.source import Source
-from attngraph.options import Flag
+from attngraph.flag import Flag
 
-_INPUTS = "Inputs"
 _SESSION = "Session"
 
 
@@ -57,89 +55,6 @@ DebugOption: TypeAlias = Annotated[
         help="Show the traceback of an error, and the warnings of libraries.",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class SourceFlags:
-    """The flags that choose the model, apart from its file, and its inputs."""
-
-    factory: Annotated[
-        str | None,
-        Flag(
-            "A callable that returns a module, (module, args) or (module, args, dynamic_shapes).",
-            metavar="PKG.MOD:FN",
-        ),
-    ] = None
-    factory_args: Annotated[
-        list[str] | None,
-        Flag(
-            "What the factory is called with, e.g. --factory "
-            "transformers:AutoModel.from_pretrained --factory-arg checkpoint/. Once for each.",
-            metavar="[NAME=]VALUE",
-            name="factory-arg",
-        ),
-    ] = None
-    trust_pickle: Annotated[
-        bool, Flag("Load a file that can run its author's code. Only for files you trust.")
-    ] = False
-    trust_code: Annotated[
-        bool,
-        Flag(
-            "Run the code that a checkpoint's folder brings (auto_map). Only for authors you trust."
-        ),
-    ] = False
-    task: Annotated[
-        str | None,
-        Flag(
-            "The head of a checkpoint's model, e.g. feature-extraction or text-classification; "
-            "by default the one that was saved.",
-            metavar="TASK",
-        ),
-    ] = None
-    inputs: Annotated[
-        list[str] | None,
-        Flag(
-            "A sample input, e.g. x=int64\\[batch=2,8]. A dim with a name is dynamic, "
-            "and the same name is the same dim everywhere. Once for each input.",
-            metavar="NAME=DTYPE[DIMS]",
-            name="input",
-            panel=_INPUTS,
-        ),
-    ] = None
-    npz: Annotated[
-        Path | None,
-        Flag(
-            "Sample inputs as arrays by name; --input then only names their dims.",
-            metavar="SAMPLE.npz",
-            name="inputs",
-            panel=_INPUTS,
-        ),
-    ] = None
-    dims: Annotated[
-        list[str] | None,
-        Flag(
-            "The sizes a named dim must take, e.g. seq=2..2048, or seq=auto for those that the "
-            "model takes, as without --dim; or, of an exported program, the name of a dim, e.g. "
-            "seq=input_ids:1. Once for each dim.",
-            metavar="NAME=LOW..HIGH|auto|INPUT:AXIS",
-            name="dim",
-            panel=_INPUTS,
-        ),
-    ] = None
-
-    def of(self, path: Path | None) -> Source:
-        """With the model's file, where there is one."""
-        return Source(
-            path,
-            self.factory,
-            self.trust_pickle,
-            tuple(self.inputs or ()),
-            self.npz,
-            tuple(self.dims or ()),
-            self.task,
-            self.trust_code,
-            tuple(self.factory_args or ()),
-        )
 
 
 @dataclass(frozen=True)
@@ -191,8 +106,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose groups of flags and declared options are flags of typer.
 
     typer reads flags from a function's signature and knows no groups; so the signature is made. A
-    parameter that is a dataclass stands for its fields. One that is a `partial` of a dataclass
-    stands for those of its fields that are flags; the command gives it the others, and may raise.
+    parameter that is a dataclass stands for those of its fields that are flags. One that is a
+    `partial` of a dataclass does as well; the command gives it the others, and may raise.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, tuple[type, list[Parameter]]] = {}
@@ -206,7 +121,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             members = [
                 _parameter(member.name, member.default, kinds[member.name])
                 for member in fields(group)
-                if not is_partial or _flag_of(kinds[member.name]) is not None
+                if _flag_of(kinds[member.name]) is not None
             ]
             groups[name] = (group, members)
             flags += members
@@ -237,7 +152,7 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
     flag = _flag_of(hint)
     if flag is not None:
         kind, *_ = get_args(hint)
-        kind = list[str] if kind == Collection[str] else kind
+        kind = list[str] if kind in (Collection[str], tuple[str, ...]) else kind
         called = (flag.name or name).replace("_", "-")
         option = typer.Option(
             f" /--no-{called}" if default is True else f"--{called}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,6 @@ from attngraph.cli.flags import (
     ModelArgument,
     ReportOption,
     SessionFlags,
-    SourceFlags,
     grouped,
     pairs,
 )
@@ -28,7 +27,9 @@ from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.deployment.kept import require_folder
 from attngraph.errors import UsageError
-from attngraph.options import DECODING, DecoderOptions, Flag, Options
+from attngraph.flag import Flag
+from attngraph.frontend.files.source import Source
+from attngraph.options import DECODING, DecoderOptions, Options
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def optimize(
     caching: _CacheFlags,
     decoding: partial[DecoderOptions],
     report_page: ReportOption = None,
-    given: SourceFlags,
+    given: Source,
     session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -112,7 +113,7 @@ def optimize(
     with reported(debug):
         with contextlib.ExitStack() as held:
             stages = held.enter_context(working(debug))
-            source = given.of(model)
+            source = replace(given, path=model)
             makes_folder = (source.is_folder or caching.decode) and output.suffix != ".onnx"
             if not makes_folder:
                 check_output(output, (model, given.npz))

@@ -10,7 +10,8 @@ import typer
 from attngraph.cli.failures import reported
 from attngraph.cli.flags import DebugOption, grouped
 from attngraph.cli.stages import working
-from attngraph.options import Flag, Options, TargetName
+from attngraph.flag import Flag
+from attngraph.options import Options, TargetName
 
 
 @grouped

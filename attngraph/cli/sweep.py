@@ -19,7 +19,7 @@ from attngraph.cli.flags import DebugOption, JsonOption, grouped
 from attngraph.cli.optimize import optimize
 from attngraph.cli.render_sweep import print_record, print_sweep
 from attngraph.errors import UsageError
-from attngraph.options import Flag
+from attngraph.flag import Flag
 from attngraph.sweeping.isolation import Record, preload
 from attngraph.sweeping.pools import Trial, on_ray, on_this_machine
 from attngraph.sweeping.records import LOST, REFUSED, RIGHT, Records, held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,11 @@ from attngraph.cli.flags import (
     DebugOption,
     JsonOption,
     SessionFlags,
-    SourceFlags,
     grouped,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
+from attngraph.frontend.files.source import Source
 from attngraph.options import Options, TargetName
 from attngraph.paths import require_file
 
@@ -36,7 +37,7 @@ def verify(
     ],
     *,
     target: TargetName = "cpu",
-    given: SourceFlags,
+    given: Source,
     session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -62,7 +63,7 @@ def verify(
             options = Options(target, session=session.settings())
             if not os.path.isdir(path):
                 require_file(path)
-            source = given.of(models[0] if models else None)
+            source = replace(given, path=models[0] if models else None)
             source.check()
             stages("import torch")
             from attngraph.cli.render import print_verification

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 HOME = ROOT / "attngraph"
 LEAVES = (
     "errors",
+    "flag",
     "inference",
     "mapped",
     "metadata",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from attngraph.checkpoints.folder import Folder
 from attngraph.checkpoints.tasks import require_task
 from attngraph.errors import UsageError
+from attngraph.flag import Flag
 from attngraph.frontend.files.names import kind_of, require_samples
 from attngraph.frontend.files.sniff import ModelKind
+
+_INPUTS = "Inputs"  # the heading of their flags
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,69 @@ class Source:
     """
 
     path: Path | None = None
-    factory: str | None = None
-    trust_pickle: bool = False
-    inputs: tuple[str, ...] = ()
-    npz: Path | None = None
-    dims: tuple[str, ...] = ()
-    task: str | None = None
-    trust_code: bool = False
-    factory_args: tuple[str, ...] = ()
+    factory: Annotated[
+        str | None,
+        Flag(
+            "A callable that returns a module, (module, args) or (module, args, dynamic_shapes).",
+            metavar="PKG.MOD:FN",
+        ),
+    ] = None
+    factory_args: Annotated[
+        tuple[str, ...],
+        Flag(
+            "What the factory is called with, e.g. --factory "
+            "transformers:AutoModel.from_pretrained --factory-arg checkpoint/. Once for each.",
+            metavar="[NAME=]VALUE",
+            name="factory-arg",
+        ),
+    ] = ()
+    trust_pickle: Annotated[
+        bool, Flag("Load a file that can run its author's code. Only for files you trust.")
+    ] = False
+    trust_code: Annotated[
+        bool,
+        Flag(
+            "Run the code that a checkpoint's folder brings (auto_map). Only for authors you trust."
+        ),
+    ] = False
+    task: Annotated[
+        str | None,
+        Flag(
+            "The head of a checkpoint's model, e.g. feature-extraction or text-classification; "
+            "by default the one that was saved.",
+            metavar="TASK",
+        ),
+    ] = None
+    inputs: Annotated[
+        tuple[str, ...],
+        Flag(
+            "A sample input, e.g. x=int64\\[batch=2,8]. A dim with a name is dynamic, "
+            "and the same name is the same dim everywhere. Once for each input.",
+            metavar="NAME=DTYPE[DIMS]",
+            name="input",
+            panel=_INPUTS,
+        ),
+    ] = ()
+    npz: Annotated[
+        Path | None,
+        Flag(
+            "Sample inputs as arrays by name; --input then only names their dims.",
+            metavar="SAMPLE.npz",
+            name="inputs",
+            panel=_INPUTS,
+        ),
+    ] = None
+    dims: Annotated[
+        tuple[str, ...],
+        Flag(
+            "The sizes a named dim must take, e.g. seq=2..2048, or seq=auto for those that the "
+            "model takes, as without --dim; or, of an exported program, the name of a dim, e.g. "
+            "seq=input_ids:1. Once for each dim.",
+            metavar="NAME=LOW..HIGH|auto|INPUT:AXIS",
+            name="dim",
+            panel=_INPUTS,
+        ),
+    ] = ()
 
     @property
     def is_folder(self) -> bool:
