@@ -18,15 +18,7 @@ from attngraph.ir.dims import DimInfo, is_of_a_run, symbol, symbols_of
 from attngraph.ir.effects import dim_definers, dims_of, is_function
 from attngraph.ir.hashing import hashable
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import (
-    GATHER,
-    INDEX,
-    QUOTIENT,
-    RESHAPE,
-    ROUNDED_DIVISION,
-    SCATTER,
-    SELECT,
-)
+from attngraph.ir.traits import GATHER, INDEX, QUOTIENT, RESHAPE, ROUNDED_DIVISION, SCATTER, SELECT
 from attngraph.passes.canonical.cse import CommonSubexpressionElimination
 
 _MOST_PAIRS = 100_000

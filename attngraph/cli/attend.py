@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraph.cli.failures import reported
-from attngraph.cli.flags import (
-    DebugOption,
-    JsonOption,
-    ModelArgument,
-    SessionFlags,
-    grouped,
-)
+from attngraph.cli.flags import DebugOption, JsonOption, ModelArgument, SessionFlags, grouped
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError

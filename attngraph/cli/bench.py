@@ -10,12 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from attngraph.cli.failures import reported
-from attngraph.cli.flags import (
-    DebugOption,
-    JsonOption,
-    SessionFlags,
-    grouped,
-)
+from attngraph.cli.flags import DebugOption, JsonOption, SessionFlags, grouped
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
 from attngraph.flag import Flag

@@ -6,13 +6,7 @@ import json
 from dataclasses import replace
 
 from attngraph.cli.failures import reported
-from attngraph.cli.flags import (
-    DebugOption,
-    JsonOption,
-    ModelArgument,
-    ReportOption,
-    grouped,
-)
+from attngraph.cli.flags import DebugOption, JsonOption, ModelArgument, ReportOption, grouped
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.frontend.files.source import Source

@@ -11,12 +11,7 @@ from typing import Annotated
 import typer
 
 from attngraph.cli.failures import reported
-from attngraph.cli.flags import (
-    DebugOption,
-    JsonOption,
-    SessionFlags,
-    grouped,
-)
+from attngraph.cli.flags import DebugOption, JsonOption, SessionFlags, grouped
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
 from attngraph.frontend.files.source import Source

@@ -12,13 +12,7 @@ import torch
 
 from attngraph.compiling.beginning import Prepared, stage
 from attngraph.compiling.compiler import compile_model
-from attngraph.decoding.checking import (
-    PROMPT,
-    Encoded,
-    decoding_cases,
-    generated_parity,
-    inputs_at,
-)
+from attngraph.decoding.checking import PROMPT, Encoded, decoding_cases, generated_parity, inputs_at
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import CaptureError, ParityError, UsageError, listed

@@ -14,12 +14,7 @@ from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile import compile_decoder
 from attngraph.decoding.compile_seq2seq import rules_of
 from attngraph.decoding.decoder import Decoder
-from attngraph.decoding.multimodal import (
-    DECODER,
-    EMBED,
-    PLACES,
-    Multimodal,
-)
+from attngraph.decoding.multimodal import DECODER, EMBED, PLACES, Multimodal
 from attngraph.decoding.rules import Rules
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.families.image_parts import kinds_of

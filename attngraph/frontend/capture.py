@@ -20,11 +20,7 @@ from attngraph.frontend.files.script import script_to_program
 from attngraph.frontend.interface.binding import keywords_stated
 from attngraph.frontend.interface.fixed_inputs import boxed, boxes_opened, opened
 from attngraph.frontend.interface.outputs import set_outputs
-from attngraph.frontend.interface.own_classes import (
-    make_known,
-    names_of_known,
-    shapes_by_attribute,
-)
+from attngraph.frontend.interface.own_classes import make_known, names_of_known, shapes_by_attribute
 from attngraph.frontend.interface.shapes import (
     Request,
     combine,
@@ -41,11 +37,7 @@ from attngraph.frontend.rewording.rounded_for_speed import left_out_note
 from attngraph.frontend.sizes.conditions import conditions_of
 from attngraph.frontend.sizes.dim_names import name_dims
 from attngraph.frontend.sizes.limits import Limits, settled_limits
-from attngraph.frontend.sizes.program_dims import (
-    named_symbols,
-    shape_env,
-    sizes_of,
-)
+from attngraph.frontend.sizes.program_dims import named_symbols, shape_env, sizes_of
 from attngraph.frontend.sizes.suspects import Suspect, unequal
 from attngraph.frontend.sizes.symbols import Symbols
 from attngraph.frontend.tracing.exporting import untranslated

@@ -6,15 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import (
-    CHOOSING,
-    Dim,
-    functions_of,
-    same,
-    same_shape,
-    substitute,
-    symbols_of,
-)
+from attngraph.ir.dims import CHOOSING, Dim, functions_of, same, same_shape, substitute, symbols_of
 from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def

@@ -23,14 +23,7 @@ import torch
 from attngraph.dialect.quantized import BLOCK, dequantized, in_bytes
 from attngraph.export.formats import Weights
 from attngraph.export.precision.codes import chunks, error_bound, neighbours
-from attngraph.export.precision.quantize import (
-    BITS,
-    ROWS,
-    Rounding,
-    Stored,
-    linears_of,
-    stored,
-)
+from attngraph.export.precision.quantize import BITS, ROWS, Rounding, Stored, linears_of, stored
 from attngraph.ir import Graph, Value, interpret
 from attngraph.ir.ops import input_of
 

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from attngraph.analysis.walks import walk
 from attngraph.ir import Builder, Graph, Node, Remark, Value
-from attngraph.ir.traits import (
-    ADDITIVE,
-    CAST,
-    LAYOUT,
-    MATMUL,
-    MULTIPLICATION,
-    SOFTMAX,
-)
+from attngraph.ir.traits import ADDITIVE, CAST, LAYOUT, MATMUL, MULTIPLICATION, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import GraphPass
 

@@ -26,13 +26,7 @@ from attngraph.analysis.masks.masking import (
     masking_of,
     scores_shape,
 )
-from attngraph.analysis.masks.predicates import (
-    TRUE,
-    Predicate,
-    conjunction,
-    conjuncts,
-    variables,
-)
+from attngraph.analysis.masks.predicates import TRUE, Predicate, conjunction, conjuncts, variables
 from attngraph.analysis.masks.reading import leaf_test
 from attngraph.analysis.masks.terms import Fill, Splitter, Tree, magnitude
 from attngraph.analysis.values.value_numbering import number_values

@@ -21,13 +21,7 @@ from attngraph.ir.ranges import Ranges
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import EXPONENTIAL, LOG_SUM
 from attngraph.passes.rewriting.conditions import Conditions, aims_of
-from attngraph.passes.rewriting.outcomes import (
-    Different,
-    Equal,
-    NotEvaluated,
-    Outcome,
-    Unreached,
-)
+from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome, Unreached
 from attngraph.passes.rewriting.regions import Misread, Region
 from attngraph.passes.rewriting.trials import (
     AIMED,

@@ -18,14 +18,7 @@ from attngraph.export.files.save import to_session
 from attngraph.export.lowering.lower import lower
 from attngraph.frontend.model import Model, trace
 from attngraph.passes import PassResult, run
-from tests.parity.test_packing import (
-    CPU,
-    Causal,
-    Encoder,
-    FilledMaximum,
-    MaskedMean,
-    Unmasked,
-)
+from tests.parity.test_packing import CPU, Causal, Encoder, FilledMaximum, MaskedMean, Unmasked
 
 pytestmark = pytest.mark.wide
 

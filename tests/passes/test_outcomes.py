@@ -12,13 +12,7 @@ from attngraph.passes import run
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.findings import findings_of, recorded, tally_of
-from attngraph.passes.rewriting.outcomes import (
-    Different,
-    Equal,
-    NotEvaluated,
-    Outcome,
-    Tally,
-)
+from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome, Tally
 from attngraph.passes.weights import merge_projections
 from tests.passes.test_checked import SIBLINGS, graph_of
 

@@ -11,14 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from attngraph.analysis.attention.logits import (
-    Bias,
-    Factor,
-    Logits,
-    Mask,
-    Preference,
-    read_logits,
-)
+from attngraph.analysis.attention.logits import Bias, Factor, Logits, Mask, Preference, read_logits
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import computed, pair_of, stages
 from attngraph.analysis.layout.axes import (

@@ -25,14 +25,7 @@ from attngraph.analysis.attention.climbing import (
     summed_over,
 )
 from attngraph.analysis.attention.exponentials import EXP, SUM, reciprocal_of
-from attngraph.analysis.layout.axes import (
-    Atom,
-    Axes,
-    Operand,
-    fresh_axes,
-    resolve,
-    top,
-)
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Node, Value

@@ -32,14 +32,7 @@ from attngraph.analysis.values.scalars import (
 from attngraph.analysis.walks import readers
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import (
-    CAST,
-    CHOICE,
-    FLOAT_TEST,
-    LAYOUT,
-    MULTIPLICATION,
-    MULTIPLICATIVE,
-)
+from attngraph.ir.traits import CAST, CHOICE, FLOAT_TEST, LAYOUT, MULTIPLICATION, MULTIPLICATIVE
 
 _SUM = "aten.sum.dim_IntList"
 _HANDS_ON = LAYOUT | CAST | CHOICE | FLOAT_TEST | MULTIPLICATION

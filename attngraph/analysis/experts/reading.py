@@ -22,15 +22,7 @@ from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import divide, product, same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import (
-    CAST,
-    COMPARISON,
-    GATHERED,
-    LARGEST,
-    LAYOUT,
-    PART,
-    PRODUCT,
-)
+from attngraph.ir.traits import CAST, COMPARISON, GATHERED, LARGEST, LAYOUT, PART, PRODUCT
 
 _MOST_CUTS = 12
 _MOST_WEIGHTS = 24

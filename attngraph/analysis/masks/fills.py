@@ -27,13 +27,7 @@ from attngraph.analysis.masks.predicates import (
 from attngraph.analysis.masks.reach import Moderates
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.masks.row_policy import WEAKEST_FILL, Formula, Rows, agree, rows
-from attngraph.analysis.values.scalars import (
-    blend_of,
-    converted,
-    fill_of,
-    scale_of,
-    widens,
-)
+from attngraph.analysis.values.scalars import blend_of, converted, fill_of, scale_of, widens
 from attngraph.ir import Builder, DimInfo, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import ADDITIVE, LAYOUT

@@ -17,13 +17,7 @@ from attngraph.analysis.values.scalars import number, uniform
 from attngraph.analysis.values.weights import is_known, wide
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, inputs_of
-from attngraph.ir.traits import (
-    ADDITIVE,
-    BATCH_NORM,
-    MULTIPLICATION,
-    NEGATION,
-    SHIFT,
-)
+from attngraph.ir.traits import ADDITIVE, BATCH_NORM, MULTIPLICATION, NEGATION, SHIFT
 
 _MOST_ELEMENTS = 1 << 16  # of a factor per feature; a table of positions is none
 _SCALING = ADDITIVE | SHIFT | MULTIPLICATION

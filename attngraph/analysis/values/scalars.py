@@ -11,16 +11,7 @@ import torch
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ops import attribute, evaluate
-from attngraph.ir.traits import (
-    ADDITIVE,
-    CAST,
-    EXPAND,
-    LAYOUT,
-    POINTWISE,
-    RANDOM,
-    RESHAPE,
-    TRIANGLE,
-)
+from attngraph.ir.traits import ADDITIVE, CAST, EXPAND, LAYOUT, POINTWISE, RANDOM, RESHAPE, TRIANGLE
 
 Filling: TypeAlias = tuple[Value, Value, bool, float]
 """(x, predicate, keep, fill): x with `fill` where the predicate is not `keep`."""

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.frontend.families.causal_lm import places
-from attngraph.frontend.families.image_grids import (
-    ENDS,
-    SEGMENTS,
-    patches_placed,
-    within_segments,
-)
+from attngraph.frontend.families.image_grids import ENDS, SEGMENTS, patches_placed, within_segments
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.layer_inputs import (
     LAYER_INPUTS,

@@ -29,20 +29,11 @@ from attngraph.frontend.families.image_parts import (
     rows_of,
     table_of,
 )
-from attngraph.frontend.families.image_samples import (
-    APART,
-    SHAPES,
-    parts_shown,
-    patches_at,
-    sides,
-)
+from attngraph.frontend.families.image_samples import APART, SHAPES, parts_shown, patches_at, sides
 from attngraph.frontend.families.image_sizes import Tiles, sizes_taken
 from attngraph.frontend.families.joining import Joining
 from attngraph.frontend.families.kept import kept_states
-from attngraph.frontend.families.layer_inputs import (
-    LAYER_INPUTS,
-    added_in_layers,
-)
+from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, added_in_layers
 from attngraph.frontend.families.sounds import drawn_sounds
 from attngraph.frontend.families.stateful_embeds import StatefulEmbeds
 from attngraph.frontend.interface.modalities import (

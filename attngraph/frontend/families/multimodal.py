@@ -19,15 +19,8 @@ from torch.export import Dim
 
 from attngraph.errors import UsageError, reason_of
 from attngraph.frontend.families.image_grids import Places
-from attngraph.frontend.families.image_parts import (
-    DEEP,
-    FEATURES,
-    Join,
-    embedder_of,
-)
-from attngraph.frontend.families.image_samples import (
-    sample_images,
-)
+from attngraph.frontend.families.image_parts import DEEP, FEATURES, Join, embedder_of
+from attngraph.frontend.families.image_samples import sample_images
 from attngraph.frontend.families.image_sizes import images_apart
 from attngraph.frontend.families.image_trials import Tried
 from attngraph.frontend.families.joining import Joining

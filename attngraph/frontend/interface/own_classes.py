@@ -11,13 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
-from types import (
-    BuiltinFunctionType,
-    EllipsisType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch

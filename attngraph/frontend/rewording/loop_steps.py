@@ -12,22 +12,9 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from attngraph.frontend.rewording.loop_choices import (
-    UNDEFINED,
-    Choices,
-    Known,
-    as_tensor,
-    defined,
-)
+from attngraph.frontend.rewording.loop_choices import UNDEFINED, Choices, Known, as_tensor, defined
 from attngraph.frontend.rewording.loop_in_place import Changes
-from attngraph.frontend.rewording.loop_lists import (
-    Blank,
-    Lists,
-    Rows,
-    Steps,
-    Unread,
-    is_builtin,
-)
+from attngraph.frontend.rewording.loop_lists import Blank, Lists, Rows, Steps, Unread, is_builtin
 from attngraph.frontend.rewording.loop_parts import Parts
 from attngraph.frontend.rewording.loop_ranges import Places, Range, Slices, expr_of, is_equal
 from attngraph.frontend.rewording.loop_scan import joined, scanned

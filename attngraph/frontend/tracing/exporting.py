@@ -6,10 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import (
-    ExitStack,
-    suppress,
-)
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 

@@ -14,12 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from attngraph.export.lowering.fallback.pointwise_formulas import (
-    FORMULAS,
-    each,
-    formula,
-    known,
-)
+from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, each, formula, known
 
 __all__ = ["FORMULAS"]
 

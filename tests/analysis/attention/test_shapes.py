@@ -9,13 +9,7 @@ import pytest
 
 from attngraph.analysis.attention.activations import is_product
 from attngraph.analysis.attention.refusals import Declined, Refusal
-from attngraph.analysis.attention.shapes import (
-    additive,
-    divisions,
-    escapes,
-    reused,
-    without_values,
-)
+from attngraph.analysis.attention.shapes import additive, divisions, escapes, reused, without_values
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.ir import Graph, Node, Value, parse
 

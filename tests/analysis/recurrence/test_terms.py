@@ -8,14 +8,7 @@ import pytest
 import torch
 
 from attngraph.analysis.recurrence.mixing import Trace
-from attngraph.analysis.recurrence.terms import (
-    Decay,
-    Operand,
-    Recurrence,
-    State,
-    as_state,
-    fused,
-)
+from attngraph.analysis.recurrence.terms import Decay, Operand, Recurrence, State, as_state, fused
 from attngraph.ir import TensorType, Value, parse
 
 BATCH, TOKENS, KEYS, FEATURES = 2, 5, 3, 4

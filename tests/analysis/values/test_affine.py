@@ -7,12 +7,7 @@ import itertools
 import pytest
 import torch
 
-from attngraph.analysis.values.affine import (
-    Affine,
-    numbers,
-    product_above,
-    read_linear,
-)
+from attngraph.analysis.values.affine import Affine, numbers, product_above, read_linear
 from attngraph.ir import Graph, Node, Value, parse
 from attngraph.passes import make
 
