@@ -40,7 +40,7 @@ class CompileKeywords(TypedDict, total=False):
 
 
 class EncoderKeywords(CompileKeywords, total=False):
-    """And one that keeps no cache."""
+    """What a model that keeps no cache may be compiled with."""
 
     ignore_padded_rows: bool
 
@@ -53,7 +53,7 @@ class CacheKeywords(CompileKeywords, total=False):
 
 
 class DecoderKeywords(CacheKeywords, total=False):
-    """And one that is a single graph: the other fields of `DecoderOptions`."""
+    """What a decoder that is a single graph takes as well: the other fields of `DecoderOptions`."""
 
     presents: Mapping[str, str] | None
     all_logits: bool
@@ -62,7 +62,7 @@ class DecoderKeywords(CacheKeywords, total=False):
 
 
 class CheckpointKeywords(EncoderKeywords, CacheKeywords, total=False):
-    """And one that is either, as its folder says."""
+    """What a checkpoint's model may be compiled with, which is either kind, as its folder says."""
 
     all_logits: bool
     padding: bool

@@ -55,7 +55,7 @@ class Spill:
         self._moved = 0
 
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
-        """The same numbers, mapped from a file; the tensor itself where that wouldn't help.
+        """The numbers mapped from a file; the tensor itself where that wouldn't help.
 
         It wouldn't where the tensor is small, shares its memory, or there is no room for the file.
         """

@@ -20,7 +20,7 @@ COMPUTE_CAPABILITIES = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 
 
 OPSET, OLDEST_OPSET = 24, 21
-"""Those that a file is written in, unless it is asked to be older."""
+"""The opset that a file is written in, and the oldest that may be asked for."""
 
 SINCE = {"Attention": 23, "RMSNormalization": 23, "RotaryEmbedding": 23, "TensorScatter": 24}
 """The opsets that brought the operators which the oldest one lacks."""

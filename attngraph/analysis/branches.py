@@ -134,7 +134,7 @@ class _Region:
 
 
 def _region(root: Value, returned: Collection[Value]) -> _Region | None:
-    """None where the branch is too long to be a head.
+    """The nodes of a branch; None where it is too long to be a head.
 
     An attention or a projection belongs to it even where others read it too: they will read a part
     of the merged one.
@@ -182,7 +182,7 @@ def _source(value: Value, inside: Collection[Node], owned: Collection[Node]) -> 
 
 
 def _attributes(node: Node) -> Hashable:
-    """Those that must be equal: numbers that scale or shift may differ, as weights may."""
+    """The attributes that must be equal: numbers that scale or shift may differ, as weights may."""
     free = {"scale"} if node.op == ATTENTION else {"other"} if node.op in SHIFT | SCALE else set()
     return hashable({name: value for name, value in node.attrs.items() if name not in free})
 

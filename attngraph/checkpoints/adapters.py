@@ -232,7 +232,7 @@ def _tied_to(module: torch.nn.Module, name: str) -> list[str]:
 
 
 def _replace(module: torch.nn.Module, names: Sequence[str], new: torch.Tensor) -> None:
-    """In the modules that have it by these names: others, tied to it, keep what they have."""
+    """Puts a weight into the modules that have it by these names; others tied to it keep theirs."""
     before = dict(module.named_parameters(remove_duplicate=False)).get(names[0])
     made = new if before is None else torch.nn.Parameter(new, before.requires_grad)
     for name in names:

@@ -226,7 +226,7 @@ def _version(folder: Folder) -> str:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without bars, tables and warnings: what matters of them is told as a sentence."""
+    """Suppresses progress bars, tables and warnings: what matters is told as a sentence."""
     logging: Any = import_module("transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

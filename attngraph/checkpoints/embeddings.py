@@ -124,7 +124,7 @@ class Pooling(nn.Module):
 
 
 def _taken(tokens: Tensor, places: Tensor) -> Tensor:
-    """Of each row (S, H) the token at its place (B, 1): (B, H)."""
+    """The token of each row (S, H) at its place (B, 1): (B, H)."""
     return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1])).squeeze(1)
 
 

@@ -116,7 +116,7 @@ BESIDE = tuple(_OTHERS)
 
 
 def axes_of(name: str, config: Any) -> Axes | None:
-    """Of an input of this name, where the config has its sizes."""
+    """The axes of an input of this name, where the config has their sizes."""
     forms = {**_FORECAST, **_OTHERS}.get(name, ())
     return next((axes for form in forms if (axes := _sized(form, config)) is not None), None)
 

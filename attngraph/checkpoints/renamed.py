@@ -63,7 +63,7 @@ def rename(adapted: Adapted, model: Any, path: Path) -> None:
 
 
 class _Table:
-    """That of transformers for a model: transforms, or before version 5 patterns of its class."""
+    """transformers' table for a model: transforms, or before version 5 patterns of its class."""
 
     def __init__(self, model: Any) -> None:
         self._transforms: list[Any] = []

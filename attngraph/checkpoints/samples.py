@@ -156,7 +156,7 @@ class _Maker:
             yield ["input_ids", "input_features"], True
 
     def _known(self, names: Sequence[str]) -> list[str]:
-        """Those of the inputs that the model takes, and whose sizes its config has."""
+        """The inputs that the model takes, and whose sizes its config has."""
         return [n for n in names if n in self.taken and axes_of(n, self.config) is not None]
 
     def _forms(self, name: str) -> int:
@@ -381,7 +381,7 @@ class _Maker:
         return next((v for part in parts if (v := getattr(part, name, None)) is not None), None)
 
     def _frames_of_sound(self, bins: int) -> int | None:
-        """Of a spectrogram that is laid out as an image of one size, the frames that are in it."""
+        """How many frames there are in a spectrogram that is laid out as an image of one size."""
         side = self._of_sound("spec_size")
         if not isinstance(side, int):
             return None

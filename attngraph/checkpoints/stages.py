@@ -24,7 +24,7 @@ from attngraph.checkpoints.folder import (
 TOKENS, EMBEDDING = "token_embeddings", "sentence_embedding"
 _FIRST = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlnet_config.json")
 RETURNED = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}
-"""By the task of the model, the output that its tokens are."""
+"""The output that holds a model's tokens, by its task."""
 _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -131,7 +131,7 @@ def _are_given(steps: Sequence[Stage]) -> bool:
 
 
 def _stage(root: Path, entry: Mapping[str, Any]) -> Stage | None:
-    """None for what isn't known here."""
+    """The stage that an entry of modules.json is; None for one that isn't known here."""
     kind, path = kind_of(entry), str(entry.get("path"))
     settings = {} if kind == "Dropout" else dict(read_json(root, f"{path}/config.json") or {})
     match kind:

@@ -112,7 +112,7 @@ class Held:
         ]
 
     def spell_out(self, names: Collection[str]) -> None:
-        """From here on the class is given the numbers of these."""
+        """From now on the class is given the numbers of these weights."""
         for name in names:
             self.stand_ins[name] = self._numbers(self.stored[name])
 

@@ -180,7 +180,7 @@ def _of_one_size(ours: Captured, theirs: Captured) -> tuple[Captured, Captured]:
 
 
 def _renamed(captured: Captured, known: Mapping[str, Dim]) -> Captured:
-    """With other dims in the place of some, which takes the sizes that both have."""
+    """The graph with other dims in the place of some: of the sizes that both may have."""
     graph = captured.graph
     for old, new in known.items():
         info = graph.dims[old]

@@ -29,7 +29,7 @@ from attngraph.export.parity.reference import ReferenceOutputs
 
 _FACTOR = 4.0
 OTHERS = "the file's top-k takes others than the model does"
-"""Of the note on what was held with the file's choices."""
+"""How the note begins on what was compared with the file's choices."""
 NEARLY_TIED = (
     "The file chooses the largest of scores that are rounded to a half: where two are nearer to "
     "each other than that, it may take another than eager does, and such a row's result is another."

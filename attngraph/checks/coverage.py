@@ -200,7 +200,7 @@ def of_outputs(
 
 
 def _results(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
-    """None where a part of the graph doesn't run by itself: then nothing was seen."""
+    """The graph's outputs; None where a part of it doesn't run by itself: then nothing was seen."""
     try:
         return interpret(graph, tensors)
     except Exception:  # what a case shows is no reason to give the user nothing

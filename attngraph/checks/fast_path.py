@@ -18,7 +18,7 @@ from attngraph.inference import restored
 
 _KINDS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _ROUNDING = 2.0**-10
-"""Of an output's largest number: far above what another order of sums changes in float32."""
+"""A share of an output's largest number: far above what other orders of sums change in float32."""
 
 
 def fast_path_notes(

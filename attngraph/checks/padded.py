@@ -53,7 +53,7 @@ class Padding:
         self.packed = packed
 
     def rows(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
-        """By position of the output, a bool tensor over its first dims: True where it is valid."""
+        """Which rows are valid: a bool tensor over each output's first dims, by its position."""
         found: dict[int, torch.Tensor] = {}
         for packed in self.packed:
             (valid,) = interpret(packed.valid, inputs)
@@ -108,7 +108,7 @@ class Padding:
 
 
 def annotated(parity: Parity, notes: Mapping[str, str], whole: Sequence[torch.Tensor]) -> Parity:
-    """The same figures, with a note on outputs by name, and the shapes of the `whole` outputs."""
+    """The figures with a note on outputs, by name, and with the shapes of the `whole` outputs."""
     outputs = [
         dataclasses.replace(
             output,

@@ -22,7 +22,7 @@ _SINGLED_OUT = 8
 _BATCH = 4
 """Rows of a batch: one for each shape of a mask."""
 HIDDEN = "a row hidden"
-"""Of the label of a draw in which masks hide whole rows."""
+"""How the label of a draw says that masks hide whole rows in it."""
 _SHAPES = ("padded on the left", "padded on the right", "with holes")
 _MAGNITUDES = (1e-6, 50.0, 1e6)
 """Factors of floats: what cuts at a number, small or large, shows at one of them."""
@@ -150,7 +150,7 @@ def drawn(
 
 
 def _padded(found: Sequence[torch.Tensor], roles: Sequence[Role]) -> Iterator[torch.Tensor]:
-    """With 0 in the rows of floats that a mask hides, as padding is."""
+    """The tensors, with 0 in the rows of floats that a mask hides, as padding is."""
     for role, tensor in zip(roles, found, strict=True):
         made = tensor
         for hidden in _rows_hidden(tensor, role, roles, found):
@@ -337,7 +337,7 @@ def shapes_of_mask(
 def _hidden_rows(
     shape: tuple[int, ...], kinds: tuple[torch.Tensor, torch.Tensor], turn: int
 ) -> torch.Tensor:
-    """In a mask over queries and keys one query of some elements, else all of an element."""
+    """Hides one query of some elements in a mask over queries and keys, else all of an element."""
     nothing, all_of_it = kinds
     chosen = torch.tensor([(row + turn) % 2 == 0 for row in range(shape[0])])
     if shape[0] == 1:

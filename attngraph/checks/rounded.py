@@ -139,7 +139,7 @@ def further_outputs(model: onnx_ir.Model, names: Sequence[str]) -> Iterator[onnx
 def in_order(
     found: Sequence[torch.Tensor], outputs: Sequence[str], count: int, names: Sequence[str]
 ) -> list[torch.Tensor]:
-    """Of what a session returns under `outputs`, the first `count` and then those of `names`."""
+    """The first `count` of what a session returns under `outputs`, and then those of `names`."""
     place = {name: at for at, name in enumerate(outputs)}
     return [*found[:count], *(found[place[name]] for name in names)]
 

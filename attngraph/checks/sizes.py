@@ -145,7 +145,7 @@ def resized_inputs(
     turned: bool = True,
     ended: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """The same inputs with other sizes along their dynamic axes; values are the sample's own.
+    """The inputs with other sizes along their dynamic axes; values are the sample's own.
 
     `dynamic` names the dim of (input index, axis). Data is cut, or repeated; a repeat is rotated
     along another axis so that no two batch rows are the same. Masks (bool, 0 and 1, or additive:

@@ -34,7 +34,7 @@ _LARGEST = 4096
 _TIMES, _MOST_SIZES = 8, 8
 """How far beyond the sample, and how many of the sizes, at which other code runs are tried."""
 _SMALL = 4
-"""Of the least sizes each is tried: a part of 4 is shorter there."""
+"""Up to this size each is tried: a part of 4 is shorter there."""
 
 
 def trace_differs(check: Check, graph: Graph) -> str:

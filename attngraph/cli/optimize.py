@@ -57,7 +57,7 @@ class _CacheFlags:
     def options(
         self, decoding: partial[DecoderOptions], *, may_decode: bool
     ) -> DecoderOptions | None:
-        """None without --decode, unless the model itself says whether it is a decoder.
+        """The options of a decoder; None without --decode, unless the model says whether it is one.
 
         Raises UsageError for flags that don't go together.
         """

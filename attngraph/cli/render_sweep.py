@@ -14,7 +14,7 @@ from attngraph.sweeping.records import RIGHT
 
 _MARKS = {RIGHT: ("✓ ", "green")}
 _WIDTH = 200
-"""Of the table where stdout is no terminal: no cell is broken."""
+"""The table's width where stdout is no terminal, in which no cell is broken."""
 
 
 def print_record(record: Record) -> None:

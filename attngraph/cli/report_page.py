@@ -35,7 +35,7 @@ class Drawn:
 
 
 Shown = tuple[Report, Mapping[str, str | int] | None, Drawn]
-"""Of a file: its report, the `path` and `bytes` of what was written, and what is drawn."""
+"""What is shown of a file: its report, the `path` and `bytes` of what was written, and pictures."""
 
 
 def page_of(
@@ -50,7 +50,7 @@ def page_of(
 
 
 def page_of_parts(parts: Sequence[Shown]) -> str:
-    """The same of a model that is several files, one below the other."""
+    """The page of a model that is several files, one below the other."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

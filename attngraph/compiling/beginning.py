@@ -102,7 +102,7 @@ def _begun(
     *,
     elsewhere: bool,
 ) -> Begun | None:
-    """None where a trace from elsewhere is not the model at the sizes that it leaves out."""
+    """None where a trace from elsewhere isn't the model at the sizes that it leaves out."""
     with stage("capture", report):
         captured = followed(model, verifies=options.verifies, elsewhere=elsewhere)
     if prepare is not None:  # no sizes are tried below those that torch takes for granted

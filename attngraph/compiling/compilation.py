@@ -177,7 +177,7 @@ class Compilation:
         return self.own == "fp32" and gates.in_exponentials(self.graph) > 0
 
     def quantized(self, optimized: Optimized) -> Optimized:
-        """With quantized weights of its linears, and kernels within their error budget.
+        """The model with quantized weights of its linears, and kernels within their error budget.
 
         Raises UsageError where no weight can be stored so, ParityError where a kernel is off.
         """

@@ -65,7 +65,7 @@ class Provenance:
 
     @classmethod
     def read(cls, metadata: Mapping[str, str], path: Path) -> Provenance:
-        """That of the file at `path`. Raises UsageError if another version made it."""
+        """The provenance of the file at `path`. Raises UsageError if another version made it."""
         precision, weights = metadata.get(_PRECISION), metadata.get(_WEIGHTS)
         formats = get_args(Weights)
         if weights and weights not in formats:

@@ -29,7 +29,7 @@ from attngraph.stages import Progress, telling
 
 _ROWS = 4
 _LENGTHS = (9, 1, 160)
-"""Of what is encoded in the check over steps; the last lies behind all buckets of a T5."""
+"""The lengths encoded in the check over steps; the last lies behind all buckets of a T5."""
 _WORK = 1 << 36
 """Multiplications of one encoding above which such a length is left out."""
 

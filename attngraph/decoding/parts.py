@@ -67,7 +67,7 @@ class OfParts:
         return {name: part.report for name, part in self.files.items()}
 
     def session(self, name: str) -> Session:
-        """That of a file in front of the decoder. Raises ProviderError where it can't be opened."""
+        """The session of a file before the decoder. Raises ProviderError if it can't be opened."""
         part = self.parts[name]
         return part if isinstance(part, Session) else part.session
 

@@ -112,12 +112,12 @@ class Placing:
         return [int(substitute(dim, sizes)) for dim in value.shape]
 
     def _sizes(self, seq: int, past: int) -> dict[str, int]:
-        """Of one row; a memory has the length that it was traced with."""
+        """The sizes for one row; a memory has the length that it was traced with."""
         hints = {name: info.hint for name, info in self.graph.dims.items()}
         return {**hints, self.layout.batch: 1, self.seq: seq, self.layout.past: past}
 
     def run(self, seq: int, past: int, wanted: Collection[Value]) -> dict[Value, Any]:
-        """Those of the wanted values that can be computed, for one row without padding."""
+        """The wanted values that can be computed, for one row without padding."""
         needed = self._ancestors(wanted)
         sizes = self._sizes(seq, past)
         memory: dict[Value, Any] = {value: self.input(value, seq, past) for value in self.given}

@@ -37,7 +37,7 @@ _OF_DRAWING = {
     "epsilon_cutoff": (None, 0, 0.0),
     "eta_cutoff": (None, 0, 0.0),
 }
-"""Those that leave out tokens which may be drawn, and change nothing where the likeliest is taken.
+"""Settings that leave out tokens where one is drawn, and nothing where the likeliest is taken.
 """
 _DRAWN = {"temperature": (1.0, None), "top_k": (50, 0), "top_p": (1.0, 1.0)}
 """What `generate` takes of them: transformers' default, and what means no."""
@@ -73,7 +73,7 @@ class Rules(Described):
 
     @classmethod
     def of_config(cls, config: Any) -> Rules:
-        """Those of transformers' generation config."""
+        """The rules of transformers' generation config."""
         found = {}
         for field in fields(cls):
             value = getattr(config, field.name, None)

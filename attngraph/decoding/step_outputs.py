@@ -12,7 +12,7 @@ from attngraph.export.parity.reference import ReferenceOutputs
 
 
 def last_logits(outputs: ReferenceOutputs, place: int, name: str) -> ReferenceOutputs:
-    """Of the output at a place (B, S, V), the last token's, (B, 1, V)."""
+    """The last token's logits (B, 1, V) of the output at a place (B, S, V)."""
 
     def cut(tensors: Sequence[Any]) -> tuple[Any, ...]:
         return (None if tensors[place] is None else tensors[place][:, -1:],)

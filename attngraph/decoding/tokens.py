@@ -50,11 +50,11 @@ class Seen:
         return cls(torch.empty(batch, 0, dtype=torch.int64))
 
     def then(self, ids: torch.Tensor, shown: torch.Tensor | None) -> Seen:
-        """With new tokens `ids` (B, S), where `shown` (B, P + S) is the mask of all."""
+        """These tokens and new ones `ids` (B, S), where `shown` (B, P + S) is the mask of all."""
         return Seen(torch.cat([self.ids, ids.to(self.ids.dtype)], 1), shown)
 
     def upto(self, total: int) -> Seen:
-        """Of these tokens the first ones."""
+        """The first of these tokens."""
         return Seen(self.ids[:, :total], None if self.shown is None else self.shown[:, :total])
 
     def require_left(self) -> None:

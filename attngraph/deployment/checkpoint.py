@@ -34,7 +34,7 @@ class OptimizedCheckpoint:
 
     @property
     def report(self) -> Report:
-        """That of the first file; `parts.files` have one each."""
+        """The report of the first file; `parts.files` have one each."""
         return next(iter(self.parts.files.values())).report
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

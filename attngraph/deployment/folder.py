@@ -21,7 +21,7 @@ from attngraph.paths import data_beside, unwritable
 from attngraph.scratch import scratch_folder
 
 _FLAT = frozenset(("qwen2_vl",))
-"""Those of which transformers.js reads the settings of the text at the top of the config."""
+"""Models whose settings of the text transformers.js reads at the top of the config."""
 
 
 class Saved(Protocol):

@@ -13,7 +13,7 @@ from attngraph.ir.ops import op
 from attngraph.ir.traits import EXPERTS
 
 CODE_BITS = 4
-"""Of the codes that experts' matrices may have."""
+"""The bits of the codes that experts' matrices may have."""
 GATED = "swiglu"
 """The activation that takes pairs of features."""
 _PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

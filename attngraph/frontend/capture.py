@@ -104,7 +104,7 @@ class Captured:
     asked: tuple[Asked, ...] = ()
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
-        """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
+        """With inputs and outputs renamed, in the graph too; `names` maps old to new."""
         if not names:
             return self
         self.graph.rename(names)

@@ -23,7 +23,7 @@ class Builder:
         self._inference = TypeInference(graph.dims, graph.conditions)
 
     def at(self, before: Node | None, loc: Loc | None = None) -> Builder:
-        """The same builder, moved. Keeps the inference's cache."""
+        """Moves the builder, and returns it. Keeps the inference's cache."""
         self.before = before
         self.loc = self.loc if loc is None else loc
         return self
@@ -50,7 +50,7 @@ class Builder:
         return self.node(op, *inputs, **attrs).output
 
     def again(self, node: Node, old: Value | None, new: Value | None) -> Value:
-        """The same op of the same inputs, but for one of them."""
+        """A node's op on its own inputs, but for one of them."""
         inputs = [new if value is old else value for value in node.inputs]
         return self(node.op, *inputs, **node.attrs)
 

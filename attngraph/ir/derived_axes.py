@@ -56,7 +56,7 @@ class DerivedAxis:
 
 
 def derived_axes(graph: Graph) -> Iterator[DerivedAxis]:
-    """Those of the inputs that not every size of the axis fulfils."""
+    """The axes of inputs whose size not every number can be."""
     dims = [dim for value in graph.inputs for dim in value.shape]
     for value in graph.inputs:
         for axis, dim in enumerate(value.shape):
@@ -74,7 +74,7 @@ def _names(dim: Any, name: str) -> bool:
 
 
 def _of(name: str, axis: int, dim: Any) -> DerivedAxis | None:
-    """None for a number, a dim that stands alone, and what isn't a multiple of one and a number."""
+    """An axis that is a multiple of one dim, plus a number; None for any other, and a dim alone."""
     if not isinstance(dim, sympy.Expr) or dim.is_Symbol or len(dim.free_symbols) != 1:
         return None
     (root,) = dim.free_symbols

@@ -77,7 +77,7 @@ def _equal(a: sympy.Expr, b: sympy.Expr) -> bool:
 
 
 def _within_extremes(expr: sympy.Expr) -> sympy.Expr:
-    """With what is added to a min or max inside of it: min(5, n) − 2 as min(3, n − 2), and
+    """Moves what is added to a min or max inside of it: min(5, n) − 2 as min(3, n − 2), and
     n − max(0, n − 2) as min(n, 2).
     """
 
@@ -348,7 +348,7 @@ def syntax_of(text: str) -> ast.expr:
 
 
 def shortened(text: str) -> str:
-    """In quotes, for a message."""
+    """A text in quotes, for a message, cut where it is long."""
     return repr(text if len(text) < _SHOWN else f"{text[:_SHOWN]}…")
 
 

@@ -63,7 +63,7 @@ class TypeInference:
 
     @functools.cached_property
     def _larger_sizes(self) -> TypeInference | None:
-        """The same over sizes that are larger than the sample's; None where they are large."""
+        """An inference over sizes larger than the sample's; None where those are large already."""
         scale = self._scale * _GROWTH
         return None if scale > _LARGEST else TypeInference(self._dims, self._holding, scale=scale)
 

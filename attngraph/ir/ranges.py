@@ -47,7 +47,7 @@ class Ranges:
 
     @classmethod
     def of(cls, graph: Graph) -> Ranges:
-        """Those of a graph's inputs. A lower end of 2 is torch.export's own, and counts as 1."""
+        """The ranges of a graph's inputs. A low end of 2 is torch.export's own, and counts as 1."""
         used = dict.fromkeys(
             name
             for value in graph.inputs
@@ -110,7 +110,7 @@ class Ranges:
 
     @classmethod
     def of_file(cls, metadata: Mapping[str, str], path: object) -> Ranges:
-        """Those that a file says it has: none where others made it. Raises UsageError."""
+        """The ranges that a file states; none where another tool made it. Raises UsageError."""
         if RANGES_KEY not in metadata:
             return cls({})
         try:
@@ -136,7 +136,7 @@ class Ranges:
 
 
 UNLIMITED = Ranges({})
-"""Those that nothing is known of."""
+"""The ranges of which nothing is known."""
 
 
 def _bounds(info: DimInfo) -> tuple[int, int | None]:

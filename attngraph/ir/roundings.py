@@ -8,10 +8,10 @@ import sympy
 from torch.utils._sympy import functions as torch_sympy
 
 _DOWN = (torch_sympy.FloorToInt, torch_sympy.TruncToInt)
-"""Of what isn't below 0, both are the floor."""
+"""Both are the floor of what isn't below 0."""
 _UP, _NEAREST = torch_sympy.CeilToInt, torch_sympy.RoundToInt
 _SLACK = sympy.Rational(1, 1 << 52)
-"""By how much of itself a product or quotient of floats may be off, and more."""
+"""More than the share of itself by which a product or quotient of floats may be off."""
 
 
 def without_roundings(condition: sympy.Rel) -> tuple[sympy.Rel, sympy.Expr] | None:

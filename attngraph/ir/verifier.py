@@ -93,7 +93,7 @@ def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
 
 
 _SIZES = 24
-"""Of each dim, at which sizes that choose between expressions are compared."""
+"""How many values of each dim expressions are compared at."""
 
 
 def _agree(shape: Sequence[Dim], other: Sequence[Dim], graph: Graph) -> bool:

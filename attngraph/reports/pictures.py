@@ -65,7 +65,7 @@ Place = tuple[str, str]
 def pictures(
     sites: Iterable[Site], graph: Graph, origin: Graph | None, model: onnx_ir.Model | None
 ) -> dict[Place, Picture]:
-    """Those of each site; `graph` is the optimised one, `origin` the one that was captured."""
+    """A picture of each site; `graph` is the optimised one, `origin` the captured one."""
     attentions: dict[Place, tuple[Node, set[Loc]]] = {}
     for node in graph:
         if node.op in ATTENTION:

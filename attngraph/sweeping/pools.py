@@ -11,7 +11,7 @@ from attngraph.errors import ProviderError, UsageError
 from attngraph.sweeping.isolation import Attempt, Record, isolated, isolated_each
 
 _DEATHS = 3
-"""Of workers, that one task is begun again after."""
+"""How many workers may die of one task before it isn't begun again."""
 
 Trial = tuple[tuple[Any, ...], Record]
 """The arguments of a trial, and its record if its process is lost."""

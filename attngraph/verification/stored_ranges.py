@@ -41,7 +41,7 @@ def _parts(conditions: str) -> list[str]:
 
 
 def _divisors(check: onnx_ir.Node) -> Iterator[int]:
-    """By what the sizes are divided before the check looks whether 0 is left of them."""
+    """The numbers that sizes are divided by before the check looks whether 0 is left of them."""
     stack = [check]
     while stack:
         node = stack.pop()

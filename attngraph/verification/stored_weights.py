@@ -187,7 +187,7 @@ class _Difference:
 
 
 def _difference(mine: Any, theirs: Any) -> _Difference | None:
-    """None if they can't be compared, for example because one is quantized."""
+    """How two weights differ; None if they can't be compared, as where one is quantized."""
     if mine.dtype != theirs.dtype:
         if not (_is_float(mine) and _is_float(theirs)):
             return None

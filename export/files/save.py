@@ -110,7 +110,7 @@ def to_session(
 
 
 def in_one_file(model: ir.Model) -> None:
-    """From now on the model is saved with its weights inside, however large."""
+    """Has the model saved with its weights inside, however large."""
     model.meta[_SINGLE_FILE] = True
 
 

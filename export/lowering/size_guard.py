@@ -47,7 +47,7 @@ def guard_inputs(ctx: LoweringContext) -> None:
 
 
 def guard_output(ctx: LoweringContext) -> None:
-    """The same at an output, for a graph that reads no more of its inputs than their sizes."""
+    """Guards an output, for a graph that reads no more of its inputs than their sizes."""
     for value in ctx.graph.outputs:
         tensor = ctx.value(value)
         if value.shape and tensor.producer() is not None:

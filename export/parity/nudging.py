@@ -34,7 +34,7 @@ class Slack:
 
 
 Slacks: TypeAlias = Mapping[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Slack | None]]
-"""By the operator's name without overload; called with the operator, before it runs. None where it
+"""Slacks by the operator's name without overload, called before the operator runs. None where it
 is exact."""
 
 

@@ -48,7 +48,7 @@ _TO_DOUBLE = {
 
 
 _MOST_BYTES = 1 << 28
-"""Of parameters in float64."""
+"""The most bytes of parameters in float64."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 def _deviation(terms: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    """Of sums over these axes, or over all if there are none, in eps; the axes are gone."""
+    """The deviation in eps of sums over these axes, or all if there are none; the axes are gone."""
     own = [axis % terms.dim() for axis in axes] or [*range(terms.dim())]
     kept = [axis for axis in range(terms.dim()) if axis not in own]
     rows = terms.permute(*kept, *own).reshape(*(terms.shape[axis] for axis in kept), -1)
@@ -63,7 +63,7 @@ def _variance(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slac
 
 
 def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
-    """Of a norm over the last axes, the root of a row's sum of squares: off by half as much."""
+    """The slack of a norm over the last axes: a root is off by half as much as its sum."""
     x, axes = args[0], [*range(-len(args[1]), 0)]
     rows = func(*args, **kwargs)[0]
     if func is torch.ops.aten.native_layer_norm.default:
@@ -95,7 +95,7 @@ def _product(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack
 
 
 def _attention(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slack | None:
-    """Of the weights' product with the values, in torch's one operator on CPUs."""
+    """The slack of the weights' product with the values, in torch's one operator on CPUs."""
     query, key, value, *rest = args
     if not query.numel() or not key.numel():
         return None

@@ -35,7 +35,7 @@ _COLUMNS = 128
 _CHUNK = 4 << 20
 """Elements whose codes are chosen at once: each goes through all columns, one by one."""
 _GAIN = 0.999
-"""Of what a row loses with the nearest codes; sums in float32 are more exact than that."""
+"""A share of what a row loses with the nearest codes; sums in float32 are more exact."""
 _WIDEST = 1 << 14
 """Features of an input whose Hessian is built: a GiB of float32."""
 

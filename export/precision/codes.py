@@ -10,7 +10,7 @@ import torch
 from attngraph.dialect.quantized import BLOCK, LEVELS, dequantized, in_bytes
 
 _DIVISORS = {8: (127.0,), 4: (7.0, -8.0, -8.5)}
-"""Of the largest element, for the step; the first has room for it on both sides of zero."""
+"""What the largest element is divided by for the step; the first has room on both sides of zero."""
 _CHUNK = 1 << 18
 """Elements that are quantised at once: what is computed of them stays in a CPU's cache, and in
 memory that the process has (more of them at once take twice to four times as long)."""

@@ -282,12 +282,12 @@ class Stored(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of the codes, by which a file tells which ones were chosen."""
+        """The digest of the codes, by which a file tells which ones were chosen."""
         return digest_of(self.codes)
 
 
 def digest_of(codes: torch.Tensor) -> str:
-    """The same for the same bytes."""
+    """A digest that is equal for equal bytes."""
     return hashlib.sha256(codes.contiguous().numpy().tobytes()).hexdigest()[:32]
 
 

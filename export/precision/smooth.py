@@ -180,7 +180,7 @@ def _best(site: Site, parts: Sequence[torch.Tensor], *, one_sided: bool) -> torc
 
 
 def _error(x: torch.Tensor, weight: torch.Tensor, one_sided: bool) -> float:
-    """Of the product of rows that are rounded with a weight that is, each with one step a row."""
+    """The error of the product of rounded rows with a rounded weight, each with one step a row."""
     both = row_steps(x, one_sided=one_sided), row_steps(weight)
     rounded = [steps.round() * step for steps, step in both]
     return float((rounded[0] @ rounded[1].T - x @ weight.T).norm())

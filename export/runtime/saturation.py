@@ -16,7 +16,7 @@ from attngraph.errors import LoadError, ProviderError
 from attngraph.metadata import json_object
 
 ROUNDING_KEY = "attngraph.activations"
-"""In a file's metadata: how it rounds activations."""
+"""The key in a file's metadata that says how it rounds activations."""
 _WIDTH = 64
 _ROWS = (1, 16)  # which kernels may tell apart
 

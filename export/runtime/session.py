@@ -311,7 +311,7 @@ class Session:
         return {provider: dict(sorted(ops.items())) for provider, ops in placed.items()}
 
     def _replay_on(self, device: torch.device) -> None:
-        """From now on, runs replay on buffers that lie there."""
+        """Has runs replay on buffers that lie there."""
         assert self._session is not None
         inputs = [Fixed.of("input", put.name, put.dtype, put.shape) for put in self._inputs]
         outputs = [Fixed.of("output", put.name, put.dtype, put.shape) for put in self._outputs]

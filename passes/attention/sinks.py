@@ -70,7 +70,7 @@ def raise_sink_column(build: Builder, checked: Checked, softmax: Node) -> None:
 
 
 def _narrowed(data: torch.Tensor) -> torch.Tensor:
-    """Of size 1 along every axis along which it is constant."""
+    """The data, of size 1 along every axis along which it is constant."""
     for axis, size in enumerate(data.shape):
         first = data.narrow(axis, 0, 1) if size > 1 else data
         if bool((data == first).all()):

@@ -62,7 +62,7 @@ def _known(graph: Graph, items: Mapping[str, Node]) -> dict[str, Dim]:
 
 
 def _readable(graph: Graph, known: dict[str, Dim]) -> dict[str, Dim]:
-    """Without the dims that a slice reads whose places have no certain order.
+    """The known dims, but for those that a slice reads whose places have no certain order.
 
     There torch compares the places, and takes what holds for the sample as holding for all sizes.
     """

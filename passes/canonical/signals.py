@@ -118,7 +118,7 @@ def _overlapped(build: Builder, frames: Value, whole: Dim, hop: int) -> Value:
 
 
 def _lengths(node: Node) -> tuple[int, int]:
-    """Of a frame, and from one to the next."""
+    """The length of a frame, and from one to the next."""
     size = int(attribute(node, "n_fft"))
     return size, int(attribute(node, "hop_length") or size // 4)
 

@@ -89,7 +89,7 @@ def _fuse(graph: Graph, checked: Checked, node: Node) -> None:
 
 
 def _fuse_step(graph: Graph, checked: Checked, node: Node) -> None:
-    """Of Σ_j w[c, j] z[b, c, j], z being a state and one place behind it."""
+    """Fuses Σ_j w[c, j] z[b, c, j], where z is a state and one place behind it."""
     first, second = _factors(node)
     for z, weight in ((first, second), (second, first)):
         if z is None or weight is None or not _is_of_each(weight, z.shape[1:]):
@@ -103,7 +103,7 @@ def _fuse_step(graph: Graph, checked: Checked, node: Node) -> None:
 
 
 def _factors(node: Node) -> tuple[Value | None, Value | None]:
-    """Of what products a node sums over the last of three axes; None where it does something else.
+    """The factors whose products a node sums over the last of three axes; None where it doesn't.
 
     An einsum's weight (C, k) is the second of its factors, or the first.
     """
@@ -201,7 +201,7 @@ def _befores(z: Value) -> list[_Before]:
 
 
 def _joined(z: Value, time: int) -> list[_Before]:
-    """Of places along an axis that are padded, or joined to others."""
+    """What lies before places along an axis that are padded, or joined to others."""
     node = z.producer
     if node is None:
         return []

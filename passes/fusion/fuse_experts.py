@@ -78,7 +78,7 @@ class FuseExperts(GraphPass, name="fuse-experts", exact=False):
 
 
 def _tied(choice: Choice) -> Remark | None:
-    """That scores may be chosen which a fill has made equal: of these no op says which it takes."""
+    """Scores may be chosen that a fill has made equal: no op says which of them it takes."""
     fill = fill_of(choice)
     if fill is None:
         return None
@@ -92,7 +92,7 @@ def _tied(choice: Choice) -> Remark | None:
 
 
 def _by_rows(chosen: RowsChosen) -> Remark:
-    """That rows are chosen among those of a sequence, which no operator does."""
+    """Tells that rows are chosen among those of a sequence, which no operator does."""
     node, count = chosen.softmax or chosen.node, chosen.count
     rows = f"{count} row{'' if count == 1 else 's'}"
     if chosen.experts > 1:
@@ -344,7 +344,7 @@ def _shaped(build: Builder, value: Value, shape: Sequence[Dim | None]) -> Value:
 
 
 def _by_number(experts: Sequence[Expert]) -> list[Expert]:
-    """By the number that a selection says, else in the order of the program."""
+    """The experts by the number that a selection says, else in the order of the program."""
     numbers = [expert.down.matrices.expert for expert in experts]
     if any(number is None for number in numbers):
         return list(experts)

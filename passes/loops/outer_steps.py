@@ -13,8 +13,8 @@ from attngraph.ir.dims import as_dim, product
 from attngraph.passes.loops.shown_steps import Places
 
 Parts = Sequence[Value | None]
-"""Of an update, each (B, T, H·D): the query, key, value, decay and rate of a delta rule, and by
-which keys the state is read and written, if these are others."""
+"""The parts of an update, each (B, T, H·D): the query, key, value, decay and rate of a delta rule,
+and by which keys the state is read and written, if these are others."""
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Outer:
         return self.build("aten.expand", constant, size=[self._rows, self.steps, data.shape[-1]])
 
     def _alike(self, decays: Sequence[Value | None]) -> list[Value | None]:
-        """Those of each head for each key feature where others are."""
+        """The decays: those of each head are one for each key feature where others are."""
         first = self.found[0]
         widths = {each.shape[2] for each in decays if each is not None}
         if len(widths) < 2:
@@ -176,7 +176,7 @@ class Outer:
         ]
 
     def _moved(self, x: Value | None, behind: int) -> Value | None:
-        """With zeros for one token more, in front or behind."""
+        """A value with zeros for one token more, in front or behind."""
         if x is None:
             return None
         size = [self._rows, 1, x.shape[2]]

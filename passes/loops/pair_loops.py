@@ -46,7 +46,7 @@ def _pair(graph: Graph, node: Node, checked: Checked) -> None:
 
 
 def _paired(body: Graph) -> Graph:
-    """The same step, which takes and gives parts."""
+    """The step on real and imaginary parts, which it takes and gives."""
     made = Graph(body.name)
     made.dims, made.conditions = dict(body.dims), body.conditions
     build, known, given = Builder(made), dict[Value, Value](), dict[Value, list[Value]]()

@@ -146,7 +146,7 @@ def _is_over_tokens(site: Masked, tokens: Tokens) -> bool:
 
 
 def _worthwhile(tokens: Tokens, nodes: Sequence[Node]) -> list[Node]:
-    """Without the regions, of nodes that hand rows to each other, that hold no linear."""
+    """The nodes, but for regions that hand rows to each other and hold no linear."""
     inside = set(nodes)
     pairs = (
         [node, *(v.producer for v in row_operands(node, tokens.rows) or () if v.producer in inside)]
@@ -185,7 +185,7 @@ def _linears(graph: Graph, tokens: Tokens) -> int:
 
 
 def _kept(graph: Graph, tokens: Tokens, why: str, by: Node | None = None) -> Remark:
-    """That none of the linears over the tokens is packed."""
+    """Tells that none of the linears over the tokens is packed."""
     site = tokens.first.node
     blamed = site if by is None else by
     return Remark(

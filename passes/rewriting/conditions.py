@@ -34,10 +34,10 @@ _MOST_AIMS = 8
 
 
 class Conditions:
-    """Those of one region, and what was seen of them."""
+    """The conditions of one region, and what was seen of them."""
 
     def __init__(self, region: Region, *, of_sizes: bool = True) -> None:
-        """Without `of_sizes`, only those that depend on what is drawn."""
+        """Reads the conditions; without `of_sizes`, only those that depend on what is drawn."""
         self._seen: dict[Value, set[bool]] = {}
         changing = _changing(region, of_sizes)
         computed: set[Value] = set()
@@ -64,7 +64,7 @@ class Conditions:
 
     @property
     def constant(self) -> list[Value]:
-        """Those of which one side was not seen."""
+        """The conditions of which one side was not seen."""
         return [value for value, seen in self._seen.items() if len(seen) < 2]
 
 

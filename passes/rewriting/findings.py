@@ -65,7 +65,7 @@ def recorded(graph: Graph) -> Iterator[Findings]:
 
 
 def findings_of(graph: Graph) -> Findings:
-    """Those of the pass that runs on the graph; outside of any, some that nobody reads."""
+    """The findings of the pass that runs on the graph; outside of any, some that nobody reads."""
     return _RUNNING.get(graph) or Findings()
 
 

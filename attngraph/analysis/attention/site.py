@@ -81,7 +81,7 @@ def understand(anchor: Node) -> Site | Declined | None:
 
 
 def _from_softmax(anchor: Node, *, shared: bool = False) -> Site | Declined | None:
-    """With `shared`, whatever else reads the scores."""
+    """The site of a softmax; with `shared`, whatever else reads the scores."""
     source = anchor.inputs[0]
     if source is None or not source.shape:
         return None

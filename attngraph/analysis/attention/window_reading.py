@@ -130,7 +130,7 @@ def _content(value: Value) -> Hashable:
 
 
 def _below(softmax: Node) -> Below | None:
-    """None where the weights are read in another way too."""
+    """The product with the values; None where the weights are read in another way too."""
     chain, cleared, gain = [softmax], list[Value](), 1.0
     dim = attribute(softmax, "dim") % len(softmax.output.shape)
     while len(users := list(dict.fromkeys(chain[-1].output.users))) == 1:

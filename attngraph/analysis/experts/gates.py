@@ -86,7 +86,7 @@ def others_in(choice: Choice, value: Value, depth: int = 0) -> float | None:
 
 
 def _chosen(node: Node, of: Callable[[Value | None], float | None]) -> float | None:
-    """Of `where(predicate, one, other)`."""
+    """`others_in` of `where(predicate, one, other)`."""
     if node.op != "aten.where.self":
         return None
     predicate, one, other = node.inputs
@@ -97,7 +97,7 @@ def _chosen(node: Node, of: Callable[[Value | None], float | None]) -> float | N
 
 
 def _compared(node: Node, given: list[float | None]) -> float | None:
-    """Of a comparison: 1 where it holds."""
+    """`others_in` of a comparison: 1 where it holds."""
     second = number(attribute(node, "other")) if len(given) == 1 else given[1]
     if given[0] is None or second is None:
         return None
@@ -106,7 +106,7 @@ def _compared(node: Node, given: list[float | None]) -> float | None:
 
 
 def _computed(node: Node, given: list[float | None]) -> float | None:
-    """Of products and sums."""
+    """`others_in` of products and sums."""
     if node.op in MULTIPLICATIVE:
         divides = "div" in node.op
         if given[0] == 0 or (given[1] == 0 and not divides):

@@ -35,11 +35,11 @@ class Move:
 
 
 class Copied(Move):
-    """The same elements at the same places."""
+    """Each element stays in its place."""
 
 
 class Regrouped(Move):
-    """The same elements in the same (row-major) order, in another shape."""
+    """The elements keep their (row-major) order, in another shape."""
 
 
 class Broadcast(Move):

@@ -258,7 +258,7 @@ class Domain:
                 return predicate
 
     def _strongest(self, parts: Sequence[Predicate]) -> list[Predicate]:
-        """Without a comparison that another one implies."""
+        """The predicates, but for comparisons that another one implies."""
         kept: list[Predicate] = list(parts)
         for part in parts:
             others = [p for p in kept if isinstance(p, Linear) and p is not part]

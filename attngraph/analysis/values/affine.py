@@ -67,7 +67,7 @@ class Affine:
 
 
 def numbers(of: Numbers) -> torch.Tensor:
-    """In float64; those of a constant, which must be known, are read."""
+    """The numbers in float64; those of a constant, which must be known, are read."""
     return wide(of) if isinstance(of, Value) else of
 
 

@@ -126,7 +126,7 @@ class Intervals:
         return max(self.length(part, size, depth) for part in kept)
 
     def _scaled(self, x: Value | None, y: Value | None, product: Value, size: int) -> float:
-        """Of x times y, or of x alone, by the length of x."""
+        """The bound on x times y, or on x alone, by the length of x."""
         if x is None or not x.shape or x.shape[-1] != product.shape[-1]:
             return math.inf
         long, far = self.length(x, size), 1.0 if y is None else self.largest(y)

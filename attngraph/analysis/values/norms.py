@@ -77,7 +77,7 @@ def _lost(x: Value) -> float:
 
 
 def _inverse(value: Value) -> _Norm | None:
-    """Of 1 / |x|, or less."""
+    """The norm |x| that a value is 1 over, or less."""
     node = _maker(value)
     source = node.inputs[0] if node is not None and node.inputs else None
     if node is None or source is None:
@@ -88,7 +88,7 @@ def _inverse(value: Value) -> _Norm | None:
 
 
 def _root(value: Value) -> _Norm | None:
-    """Of |x|, or more."""
+    """The norm |x| that a value is, or more."""
     node, least = _raised(value)
     source = None if node is None else node.inputs[0]
     if node is None or source is None:
@@ -102,7 +102,7 @@ def _root(value: Value) -> _Norm | None:
 
 
 def _root_of(value: Value) -> _Norm | None:
-    """Of |x|², or more."""
+    """The norm |x| whose square a value is, or more."""
     node, least = _raised(value)
     if node is None or node.op not in SUM | MEAN or not _is_of_rows(node):
         return None

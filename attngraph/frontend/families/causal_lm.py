@@ -43,7 +43,7 @@ class OfModel(nn.Module):
         self.cuts_early = "logits_to_keep" in taken and not all_logits
 
     def _logits(self, mask: Tensor | None, positions: Tensor | None, **given: Any) -> Tensor:
-        """Those of all tokens or of the last; `given` are tokens and cache by the model's names."""
+        """Logits of all tokens or the last; `given` are tokens and cache by the model's names."""
         kwargs: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
         if self.cuts_early:
             kwargs["logits_to_keep"] = 1
@@ -160,7 +160,7 @@ class CausalLM(_OfText):
 
 
 class PlacedCausalLM(CausalLM):
-    """The same with the tokens' positions (B, S) as an input, whatever the mask shows."""
+    """A causal LM with the tokens' positions (B, S) as an input, whatever the mask shows."""
 
     def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
         super().__init__(model, all_logits=all_logits)
@@ -179,7 +179,7 @@ class PlacedCausalLM(CausalLM):
 
 
 class UnpaddedCausalLM(_OfText):
-    """The same where no row is padded: it takes no mask, and all rows have the same positions."""
+    """A causal LM without padded rows: it takes no mask, and all rows have the same positions."""
 
     def forward(self, input_ids: Tensor, past: Layers) -> dict[str, Any]:
         before = past[0]["key"].shape[2]

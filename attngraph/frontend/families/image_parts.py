@@ -43,7 +43,7 @@ POSITIONS = "position_ids"
 FEATURES, DEEP = "image_features", "deepstack_features"
 _NO_LENGTH = {"image_max_window_seqlen": 1}
 _PADDED = {SHOWN, PATCH_PLACES}
-"""Of images that have no features where they are padded."""
+"""The inputs of models whose images have no features where they are padded."""
 
 
 class Vision(nn.Module):

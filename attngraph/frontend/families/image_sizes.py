@@ -26,7 +26,7 @@ _COMMON = {"self", "image_features", "image_sizes", "image_newline"}
 _KNOWN = _COMMON | {"vision_feature_select_strategy"}
 """What it takes where the rule is `Tiles`'."""
 _SHRINKING = _COMMON | {"vision_aspect_ratio"}
-"""The same where images of many tiles are shrunk."""
+"""What the config of a model has that shrinks images of many tiles."""
 _RATIO = 1.1  # by which an image's sides are too long before it is
 _SHAPES = ((1.0, 0.6), (0.45, 1.0), (0.7, 0.7), (3.0, 2.0))  # of images, by their resolution's
 
@@ -97,7 +97,7 @@ class Tiles:
 
     @classmethod
     def of(cls, model: Any) -> Tiles | None:
-        """Those of a model, if it cuts images into such."""
+        """The tiles into which a model cuts images, if it does."""
         packing = [kind for part in model.modules() if hasattr(kind := type(part), _PACKS)]
         listed = getattr(model.config, "image_grid_pinpoints", None)
         taken = [set(inspect.signature(getattr(kind, _PACKS)).parameters) for kind in packing]

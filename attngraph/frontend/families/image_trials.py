@@ -121,13 +121,13 @@ class Tried:
         return [len(self.rows[FEATURES]) // own] * given
 
     def pixels(self, images: Mapping[str, Tensor]) -> Tensor:
-        """Those of all images (N, …), whatever rows they come in."""
+        """The pixels of all images (N, …), whatever rows they come in."""
         return images[PIXELS].flatten(0, 1) if SHOWN in images else images[PIXELS]
 
     def drawn(
         self, count: int, random: torch.Generator, rows: Sequence[int] | None = None
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """So many other images, and how many tokens each takes; `rows` have so many of them each,
+        """`count` other images, and how many tokens each takes; `rows` have so many of them each,
         or one."""
         found, joining = {}, self.joining
         if joining.sound:

@@ -104,7 +104,7 @@ class Kept:
         _put(holder, part.path, tensor)
 
     def empty(self, batch: int, device: torch.device) -> dict[str, Tensor]:
-        """Of rows without a token."""
+        """The states of rows without a token."""
         return {
             part.name: torch.zeros(part.sized(batch, 0), dtype=part.dtype, device=device)
             for part in self.parts
@@ -219,7 +219,7 @@ def _part(name: str, path: Path, first: Tensor, rows: Any, tokens: Any) -> Part 
 
 
 def _renamed(parts: Sequence[Part]) -> Iterator[Part]:
-    """With the names that files give them: the layer, and what the model's class calls it."""
+    """The parts under the names that files give them: the layer, and what the class calls it."""
     taken: set[str] = set()
     for part in parts:
         keys = [key for kind, key in part.path if kind == "attribute" or isinstance(key, int)]

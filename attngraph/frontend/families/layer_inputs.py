@@ -104,7 +104,7 @@ def _adding(features: Tensor | None) -> Any:
 
 
 class _Everywhere:
-    """In the place of a mask of tokens: an index of all of them, which no trace has to count."""
+    """Stands for a mask of tokens: an index of all of them, which no trace has to count."""
 
     def to(self, *_: Any, **__: Any) -> Any:
         return ...

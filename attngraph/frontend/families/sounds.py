@@ -175,7 +175,7 @@ def _runs(model: Any, sounds: dict[str, Tensor]) -> bool:
 
 
 def drawn_sounds(like: dict[str, Tensor], count: int, random: torch.Generator) -> dict[str, Tensor]:
-    """So many sounds of the shape of others, of different lengths where a mask says them."""
+    """`count` sounds of the shape of others, of different lengths where a mask says them."""
     sounds, masks = like[SOUNDS], {name: each for name, each in like.items() if name != SOUNDS}
     drawn = torch.randn(count, *sounds.shape[1:], generator=random).to(sounds.dtype)
     parts = torch.tensor([_LENGTHS[n % len(_LENGTHS)] for n in range(count)])

@@ -86,7 +86,7 @@ class WithoutCache(OfModel):
 
 
 class UnpaddedWithoutCache(OfModel):
-    """The same without a mask."""
+    """A whole model without a mask."""
 
     def forward(self, input_ids: Tensor, past: Tensors) -> dict[str, Any]:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
@@ -118,7 +118,7 @@ class Stateful(WithCache):
             )
 
     def one_token_a_call(self) -> Stateful:
-        """The same for one token a call. Raises UsageError where that is no form of the model."""
+        """The model for one token a call. Raises UsageError where that is no form of the model."""
         if not self.forms.goes_on:
             lost = self.forms.steps.alone
             how = f"logits that are {lost:.1g} of the largest off those it computes without one"
@@ -276,7 +276,7 @@ class StatefulLM(Stateful):
 
 
 class UnpaddedStatefulLM(Stateful):
-    """The same without a mask: all rows have the same positions."""
+    """A model with states and no mask: all rows have the same positions."""
 
     def forward(self, input_ids: Tensor, past: Tensors) -> dict[str, Any]:
         held = self._held(past)

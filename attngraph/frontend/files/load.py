@@ -267,7 +267,7 @@ def _read_shards(
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """The same numbers in the same dtype, NaN among them."""
+    """Whether two tensors hold the same numbers in the same dtype; NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(one, other) or bool((one.isnan() & other.isnan() | (one == other)).all())
@@ -326,7 +326,7 @@ def _filled_on_meta(
 
 
 def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """By name, as transformers reads them: the first one's dtype may be that of all."""
+    """The weights by name, as transformers reads them: the first one's dtype may be that of all."""
     try:
         return dict(sorted(load_file(path).items()))
     except (SafetensorError, OSError, ValueError) as error:

@@ -82,7 +82,7 @@ def _load_trusted(path: Path, names: tuple[str, ...]) -> ExportedProgram:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of its own doings.
+    """Suppresses what torch says of itself.
 
     torch 2.13 logs its retry without weights_only with one argument too few, as a traceback; torch
     2.11 warns that weights it maps can't be written, which nothing does.

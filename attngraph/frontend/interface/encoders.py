@@ -34,4 +34,4 @@ def _of_qwen2_audio(
 WITHOUT_METHOD: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"Qwen2AudioForConditionalGeneration": _of_qwen2_audio}
 )
-"""By the name of the class."""
+"""How features are computed, by the name of the class."""

@@ -55,7 +55,7 @@ class Signature:
         numbers: frozenset[int],
         complexes: frozenset[int] = frozenset(),
     ) -> Signature:
-        """That of a model which was traced with `sample`, its (args, kwargs)."""
+        """The signature of a model which was traced with `sample`, its (args, kwargs)."""
         given = _bound(parameters, *sample)
         inputs = pytree.tree_map_only(torch.Tensor, lambda _: _HOLE, given, is_leaf=is_size)
         return cls(parameters, inputs, out_spec, constants, numbers, complexes)

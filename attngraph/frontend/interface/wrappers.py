@@ -20,7 +20,7 @@ _HOLDERS = {
         "_checkpoint_wrapped_module"
     ),
 }
-"""By name: to import them takes seconds, and a model that is none has not."""
+"""Classes by name: importing them takes seconds, which a model that is none of them saves."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -79,7 +79,7 @@ def _unbounded(infos: Mapping[str, DimInfo]) -> dict[str, DimInfo]:
 
 
 def _guards(program: ExportedProgram) -> Iterator[sympy.Basic]:
-    """Those of the trace that this process made, in the symbols that are left."""
+    """The guards of the trace that this process made, in the symbols that are left."""
     if (env := shape_env(program)) is not None:
         for guard in env.guards:
             yield env.simplify(guard.expr)

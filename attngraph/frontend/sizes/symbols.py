@@ -103,7 +103,7 @@ def _whole(expr: sympy.Basic) -> sympy.Basic:
 
 
 def without_remainders(expr: sympy.Basic) -> sympy.Basic:
-    """With a / b for each a // b that is whole: torch has a symbol for each axis, and that n·m // n
+    """Writes a / b for each whole a // b: torch has a symbol for each axis, and that n·m // n
     is n shows where both axes have one name.
     """
     if not expr.has(FloorDiv):

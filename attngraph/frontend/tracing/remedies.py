@@ -57,7 +57,7 @@ _REMEDIES: Mapping[Remedy, Callable[[str], bool]] = {
 
 @dataclass
 class Remedies:
-    """Those that the traces of one model have `taken`, each once and for all that come after."""
+    """The remedies that a model's traces have `taken`, each once and for all that come after."""
 
     taken: list[Remedy] = field(default_factory=list)
 

@@ -69,7 +69,7 @@ class Owned:
             self._known[self._place(view)] = self._version, view
 
     def _place(self, view: fx.Node) -> str:
-        """The same for every view that is taken of the owner in the same way."""
+        """A text that is equal for views taken of the owner in the same way."""
         return " ".join(f"{each.target}{each.args[1:]}{each.kwargs}" for each in self.way(view))
 
     def now(self, node: fx.Node, before: fx.Node) -> fx.Node:

@@ -157,7 +157,7 @@ def _locate(trace: str, modules: Modules) -> Loc:
 
 
 def _path(modules: Modules) -> str:
-    """That of the innermost module, in the user's own."""
+    """The path of the innermost module, as the user's code has it."""
     path = modules[-1][0] if modules else ""
     is_wrapped = bool(modules) and modules[0][1].startswith(_WRAPPERS)
     return path.partition(".")[2] if is_wrapped else path

@@ -44,7 +44,7 @@ class _WithoutGraphs:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's own warnings and logs: what matters of them is in the error."""
+    """Suppresses torch's own warnings and logs: what matters of them is in the error."""
 
     def silence(record: logging.LogRecord) -> bool:
         return False

@@ -48,7 +48,7 @@ def on_given(
     prepared: Prepared,
     site: Packed,
 ) -> Emitted:
-    """The same of keys and values as they were `given`, which the kernel would copy packed ones to.
+    """Takes keys and values as they were `given`, which the kernel would copy packed ones to.
 
     A step has one query, so the layouts of query and context cost nothing beside theirs.
     """

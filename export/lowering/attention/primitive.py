@@ -73,7 +73,7 @@ def _of_one_head(
     prepared: Prepared,
     site: Packed,
 ) -> Emitted:
-    """The same without an axis of heads, which a few tokens would pay for at each step of a loop.
+    """Without an axis of heads, which a few tokens would pay for at each step of a loop.
 
     The query of `qkv` is scaled already. The mask is (B, 1, S, T), as for a kernel.
     """
@@ -107,7 +107,7 @@ def spelled_out(
     dtype: torch.dtype,
     scale: float,
 ) -> ir.Value:
-    """The same of operands (B, H, S, D), whose `shapes` these are, such as torch's SDPA has."""
+    """An attention of operands (B, H, S, D), whose `shapes` these are, as torch's SDPA has them."""
     query, key, value = qkv
     heads, groups = shapes[0][1], shapes[1][1]
     if isinstance(heads, int) and isinstance(groups, int) and groups > 1:  # else they broadcast

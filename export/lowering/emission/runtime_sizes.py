@@ -78,7 +78,7 @@ class Sizes:
                 self._sources[name] = (result, axis, dim)
 
     def define(self, name: str, size: ir.Value) -> None:
-        """From now on a symbol is read from this integer value."""
+        """Has a symbol read from this integer value."""
         self._sources[name] = size
 
     def vector(self, dims: Sequence[Any]) -> ir.Value:

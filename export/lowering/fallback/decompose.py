@@ -100,7 +100,7 @@ def _is_guess(condition: Any, node: Node) -> bool:
 
 
 def _shapes(node: Node) -> list[tuple[Dim, ...]]:
-    """Of a node's operands and results."""
+    """The shapes of a node's operands and results."""
     types = [value.type for value in (*node.inputs, *node.outputs) if value is not None]
     return [type.shape for type in types if isinstance(type, TensorType)]
 

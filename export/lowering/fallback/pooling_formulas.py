@@ -100,7 +100,7 @@ def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 
 def _means(x: Tensor, size: Any, count: Any) -> Tensor:
-    """Those over the bins of a last axis where a run tells its size or the number of bins."""
+    """Means over the bins of a last axis where a run tells its size or the number of bins."""
     if statically_known_true(count == size):
         return x
     if statically_known_true(count == 1):

@@ -44,7 +44,7 @@ _LANCZOS = (
     -176.61502916214059, 12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6,
     1.5056327351493116e-7,
 )  # fmt: skip
-"""Of Lanczos' series for g = 7."""
+"""The coefficients of Lanczos' series for g = 7."""
 
 
 @formula("aten.lgamma")

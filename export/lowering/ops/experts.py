@@ -93,7 +93,7 @@ def _mixture(ctx: LoweringContext, node: Node, logits: ir.Value, count: int) -> 
 
 
 def _block(node: Node) -> Dim:
-    """Of features that share a scale."""
+    """How many features share a scale."""
     codes, scales = inputs_of(node, "up", "up_scales")
     return codes.shape[-1] * 8 // CODE_BITS // scales.shape[-1]
 

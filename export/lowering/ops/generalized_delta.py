@@ -141,7 +141,7 @@ class _Rule:
 
     @property
     def decays(self) -> int:
-        """Those of a head."""
+        """How many decays a head has."""
         return 1 if is_of_heads(self.node) else self.keys
 
     def kept(self, decay: Value) -> _Operand:

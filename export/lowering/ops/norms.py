@@ -168,7 +168,7 @@ def lower_cosine_similarity(ctx: LoweringContext, node: Node) -> ir.Value:
 
 
 def _sign_of_product(ctx: LoweringContext, node: Node) -> ir.Value:
-    """The same of two numbers."""
+    """The cosine similarity of two numbers."""
     args = ctx.args(node)
     epsilon = ctx.constant(float(args["eps"]), node.output.dtype)
     parts = [

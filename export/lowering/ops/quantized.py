@@ -166,7 +166,7 @@ def _peaks(ctx: LoweringContext, x: ir.Value, *, whole: bool = False) -> ir.Valu
 def _extremes(
     ctx: LoweringContext, x: ir.Value, *, whole: bool
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Of each row the greatest, the least, and 0, or NaN if it has NaN."""
+    """The greatest and the least of each row, and 0, or NaN if it has NaN."""
     kinds = ("ReduceMax", "ReduceMin") if whole else ("ReduceMax", "ReduceMin", "ReduceSum")
     found = [ctx.op(kind, x, ctx.constant([-1]), keepdims=1) for kind in kinds]
     any_nan = _of_rows(ctx, x) if whole else found[2]
@@ -294,7 +294,7 @@ def _matmul_nbits(
     *,
     accuracy_level: int | None,
 ) -> ir.Value:
-    """Of x, codes, scales, zero points and bias; `bits` are a code's, with the size of blocks."""
+    """The product of x, codes, scales, zero points and bias; `bits` are those of a code."""
     x, codes, scales, zero, bias = operands
     return ctx.op(
         "MatMulNBits",
