@@ -27,12 +27,14 @@ _ROWS = re.compile(r"(.+)\.token_adapter\.trainable_tokens_delta")
 
 @dataclass
 class Adapted:
-    """What an adapter has: the `factors` of each module that it adapts, by A and B, the `rows` of
-    tables that were trained one by one, and `whole` weights, heads and biases, that take others'
-    places. Those of `copies` are of modules that were copied to be trained. Settings are of modules
-    by the names that they were `trained_as`, where these are others.
+    """What an adapter with these settings has: the `factors` of each module that it adapts, by A
+    and B, the `rows` of tables that were trained one by one, and `whole` weights, heads and biases,
+    that take others' places. Those of `copies` are of modules that were copied to be trained.
+    Settings name modules as they were `trained_as`, where these names are others.
     """
 
+    settings: Mapping[str, Any]
+    path: Path
     factors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -50,7 +52,7 @@ def split(adapter: Adapter, weights: Mapping[str, torch.Tensor]) -> Adapted:
 
     Raises LoadError where the file has one of them twice.
     """
-    adapted = Adapted()
+    adapted = Adapted(adapter.settings, adapter.path)
     saved = adapter.settings.get("modules_to_save") or ()
     for name, tensor in weights.items():
         inside = name.removeprefix(_PREFIX)
@@ -82,16 +84,14 @@ def _is_part_of(name: str, module: object) -> bool:
     return any(owner.endswith(str(module)) for owner in owners)
 
 
-def covered(module: torch.nn.Module, adapted: Adapted, settings: Mapping[str, Any]) -> set[str]:
+def covered(module: torch.nn.Module, adapted: Adapted) -> set[str]:
     """The names of weights of which `merge` leaves nothing: the base needn't have them."""
-    places = _places(module, adapted, settings)
+    places = _places(module, adapted)
     found = {name for names in places.values() for name in names}
     return {name for name in found if {name, *_tied_to(module, name)} <= found}
 
 
-def _places(
-    module: torch.nn.Module, adapted: Adapted, settings: Mapping[str, Any]
-) -> dict[str, list[str]]:
+def _places(module: torch.nn.Module, adapted: Adapted) -> dict[str, list[str]]:
     """The names of the weights that each of the `whole` ones takes the place of.
 
     peft reads a weight into its place, which is that of all that are tied to it; but a module that
@@ -100,21 +100,20 @@ def _places(
     own = module.state_dict()
     found: dict[str, list[str]] = {}
     for name in adapted.whole:
-        keeps_ties = name not in adapted.copies or settings.get("ensure_weight_tying")
+        keeps_ties = name not in adapted.copies or adapted.settings.get("ensure_weight_tying")
         tied = _tied_to(module, name) if name in own and keeps_ties else []
         found[name] = [name, *(other for other in tied if other not in adapted.copies)]
     return found
 
 
-def merge(
-    module: torch.nn.Module, adapted: Adapted, settings: Mapping[str, Any], path: Path
-) -> None:
+def merge(module: torch.nn.Module, adapted: Adapted) -> None:
     """Merges an adapter into the module, which has the weights of its base.
 
     A weight is changed in its own module; what was tied to it keeps the base's, but for rows of
     tables and where `_places` says otherwise. A mapped file isn't written to. Raises LoadError that
     names a weight of the adapter without a place in the module.
     """
+    path = adapted.path
     if not adapted.names and not adapted.whole:
         raise LoadError(f"{path} holds an adapter without weights: save it again.")
     own = module.state_dict()
@@ -124,7 +123,7 @@ def merge(
             "(merge_and_unload(), then save_pretrained) and give the folder of the result."
         )
     taken: dict[str, str] = {}
-    for name, places in _places(module, adapted, settings).items():
+    for name, places in _places(module, adapted).items():
         tensor = adapted.whole[name]
         if tensor.shape != own[name].shape:
             raise _misfit(path, name, tensor.shape, own[name].shape)
@@ -137,25 +136,19 @@ def merge(
         taken.update(dict.fromkeys(places, name))
         _replace(module, places, tensor.to(own[name].dtype))
     for name in adapted.factors:
-        require_target(adapted.trained_as.get(name, name), settings, path)
-        _replace(module, [f"{name}.weight"], _merged(module, name, adapted, settings, path))
+        require_target(adapted.trained_as.get(name, name), adapted.settings, path)
+        _replace(module, [f"{name}.weight"], _merged(module, name, adapted))
     adapted_too = {f"{name}.weight" for name in adapted.names}
     for name in adapted.rows:
         weight = f"{name}.weight"
-        merged = _with_rows(module, name, adapted, settings, path)
+        merged = _with_rows(module, name, adapted)
         tied = [other for other in _tied_to(module, weight) if other not in adapted_too]
         _replace(module, [weight, *tied], merged)
 
 
-def _merged(
-    module: torch.nn.Module,
-    name: str,
-    adapted: Adapted,
-    settings: Mapping[str, Any],
-    path: Path,
-) -> torch.Tensor:
+def _merged(module: torch.nn.Module, name: str, adapted: Adapted) -> torch.Tensor:
     """A weight with its factors; of a linear's bias, the adapter's is added to it in its place."""
-    parts = adapted.factors[name]
+    parts, path, settings = adapted.factors[name], adapted.path, adapted.settings
     wanted = {"A", "B"} | ({_LENGTHS} if settings.get("use_dora") else set())
     if parts.keys() - {_SHIFT} != wanted:
         raise LoadError(
@@ -192,17 +185,11 @@ def _merged(
     return (merged.T if turned else merged).to(parameter.dtype).contiguous()
 
 
-def _with_rows(
-    module: torch.nn.Module,
-    name: str,
-    adapted: Adapted,
-    settings: Mapping[str, Any],
-    path: Path,
-) -> torch.Tensor:
+def _with_rows(module: torch.nn.Module, name: str, adapted: Adapted) -> torch.Tensor:
     """A table (V, H) with rows (N, H) in the places of those that the settings name."""
     rows, trained = adapted.rows[name], adapted.trained_as.get(name, name)
-    parameter = _parameter(module, f"{name}.weight", path)
-    said = settings.get("trainable_token_indices")
+    parameter = _parameter(module, f"{name}.weight", adapted.path)
+    said = adapted.settings.get("trainable_token_indices")
     if isinstance(said, Mapping):
         ends = (key for key in said if trained == key or trained.endswith(f".{key}"))
         said = said.get(next(ends, None))
@@ -210,7 +197,7 @@ def _with_rows(
     if rows.shape != (len(places), parameter.shape[1]) or not all(
         type(each) is int and 0 <= each < len(parameter) for each in places
     ):
-        raise _misfit(path, name, rows.shape, parameter.shape)
+        raise _misfit(adapted.path, name, rows.shape, parameter.shape)
     return parameter.detach().index_copy(0, torch.tensor(places), rows.to(parameter.dtype))
 
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from attngraph.checkpoints.adapters import Adapted
 from attngraph.errors import LoadError
 
 
-def rename(adapted: Adapted, model: Any, path: Path) -> None:
+def rename(adapted: Adapted, model: Any) -> None:
     """Gives what an adapter has the names that the model has for it now.
 
     What is known by neither name stays as it is. Raises LoadError for factors of a weight that
     transformers makes one with others, and where two names of the file are one in the model.
     """
-    own = model.state_dict().keys()
+    own, path = model.state_dict().keys(), adapted.path
     table = _Table(model)
 
     def now(name: str) -> str:

@@ -82,16 +82,16 @@ class Narrow:
         gathered = rows(node, axes)
         if gathered is None:
             return None
-        table, index, covered = gathered
+        table, index = gathered
         rank = len(index.value.shape)
         if _has_fixed(axes[:rank]) or not _has_fixed(axes[rank:]):
             return None
-        markers = tuple((Atom(table.shape[dim]),) for dim in range(covered))
-        inner = self.operand(Operand(table, (*markers, *axes[rank:])))
+        marker = (Atom(table.shape[0]),)
+        inner = self.operand(Operand(table, (marker, *axes[rank:])))
         if inner is None:
             return None
         middle = tuple(resolve(dim) for dim in axes[rank:] if not _is_fixed(dim))
-        source = materialize(self.build, inner, (*markers, *middle, (self.pair,)))
+        source = materialize(self.build, inner, (marker, *middle, (self.pair,)))
         result = (
             self.build("aten.embedding", source, index.value) if len(source.shape) == 2 else None
         )

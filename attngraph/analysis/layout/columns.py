@@ -136,42 +136,42 @@ def _placed(
 
 def _looked_up(node: Node, axes: Axes, count: int) -> Operand | None:
     """x[..., index] with a constant list of features."""
-    source = node.inputs[0]
-    if source is None:
+    if (found := _gathered(node)) is None:
         return None
-    if node.op == "aten.index_select":
-        table, dim = node.inputs[1], attribute(node, "dim") % len(axes)
-    else:
-        indices = input_of(node, "indices")
+    source, dim, table = found
+    if table.data is None or len(table.shape) != 1 or table.data.is_meta:
+        return None
+    entries = table.data.tolist()
+    return _placed(source, axes, dim % len(axes), count, lambda at, size: entries[at] % size)
+
+
+def rows(node: Node, axes: Axes) -> tuple[Value, Operand] | None:
+    """(table, how its rows are chosen) of a gather of rows."""
+    found = _gathered(node)
+    if found is None or found[1] != 0:
+        return None
+    table, _, index = found
+    lead = axes[: len(index.shape)]
+    return table, Operand(index, broadcast_axes(lead, index.shape, index.shape))
+
+
+def _gathered(node: Node) -> tuple[Value, int, Value] | None:
+    """(source, dim, index) where an index along a dim says which slices of the source are taken."""
+    if node.op == "aten.embedding":
+        source, index = node.inputs[:2]
+        dim = 0
+    elif node.op == "aten.index_select":
+        source, index = node.inputs
+        dim = attribute(node, "dim")
+    elif node.op in INDEX:
+        source, *indices = node.inputs
         given = [at for at, value in enumerate(indices) if value is not None]
         if len(given) != 1:
             return None
-        dim = given[0]
-        table = indices[dim]
-    if table is None or table.data is None or len(table.shape) != 1 or table.dtype == torch.bool:
-        return None
-    if table.data.is_meta:
-        return None
-    entries = table.data.tolist()
-    return _placed(source, axes, dim, count, lambda at, size: entries[at] % size)
-
-
-def rows(node: Node, axes: Axes) -> tuple[Value, Operand, int] | None:
-    """(table, how its rows are chosen, how many of its dims that covers) of a gather of rows."""
-    if node.op == "aten.embedding":
-        table, index, covered = node.inputs[0], node.inputs[1], 1
-    elif node.op == "aten.index.Tensor":
-        indices = input_of(node, "indices")
-        given = [value for value in indices if value is not None]
-        table, covered = node.inputs[0], 1
-        if len(given) != 1 or indices[0] is None:
-            return None
-        index = indices[0]
-    elif node.op == "aten.index_select" and attribute(node, "dim") == 0:
-        table, index, covered = node.inputs[0], node.inputs[1], 1
+        (dim,) = given
+        index = indices[dim]
     else:
         return None
-    if table is None or index is None or index.dtype == torch.bool:
+    if source is None or index is None or index.dtype == torch.bool:
         return None
-    lead = axes[: len(index.shape)]
-    return table, Operand(index, broadcast_axes(lead, index.shape, index.shape)), covered
+    return source, dim, index

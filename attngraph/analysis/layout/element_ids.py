@@ -32,7 +32,7 @@ class ElementIds:
     def __init__(self) -> None:
         self._ids: dict[Hashable, int] = {"one": ONE}
         self._classes: dict[Hashable, list[int]] = {}
-        self._markers: dict[Hashable, tuple[Atom, ...]] = {}
+        self._markers: dict[Hashable, Atom] = {}
         self._products: dict[int, list[int]] = {}
 
     def of(self, operand: Operand, count: int) -> list[Element]:
@@ -53,8 +53,8 @@ class ElementIds:
             return self._pointwise(node, axes, count)
         gathered = None if node is None else rows(node, axes)
         if gathered is not None and has_columns(axes[len(gathered[1].value.shape) :]):
-            table, index, covered = gathered
-            inner = (*self.markers(index, covered), *axes[len(index.value.shape) :])
+            table, index = gathered
+            inner = (self.marker(index), *axes[len(index.value.shape) :])
             return self.of(Operand(table, inner), count)
         return [(1.0, self._number((value, place))) for place in _signature(axes, count)]
 
@@ -65,8 +65,7 @@ class ElementIds:
         shape = node.output.shape
         sides = [
             self.of(Operand(source, broadcast_axes(axes, source.shape, shape)), count)
-            for source in node.inputs
-            if source is not None
+            for source in node.operands
         ]
         entries = zip(*sides, strict=True)
         if node.op == "aten.mul.Tensor":
@@ -86,11 +85,10 @@ class ElementIds:
         self._products[made] = sorted(numbers)
         return factor, made
 
-    def markers(self, index: Operand, covered: int) -> Axes:
-        """Axes that stand for rows chosen by `index`: the same for the same choice."""
+    def marker(self, index: Operand) -> tuple[Atom]:
+        """An axis that stands for rows chosen by `index`: the same for the same choice."""
         key = (index.value, tuple(tuple(map(id, resolve(dim))) for dim in index.axes))
-        atoms = self._markers.setdefault(key, tuple(Atom(0) for _ in range(covered)))
-        return tuple((atom,) for atom in atoms)
+        return (self._markers.setdefault(key, Atom(0)),)
 
     def _number(self, key: Hashable) -> int:
         return self._ids.setdefault(key, len(self._ids))

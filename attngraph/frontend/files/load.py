@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from attngraph.checkpoints.adapter_settings import require_plain
-from attngraph.checkpoints.adapters import Adapted, covered, merge, split
+from attngraph.checkpoints.adapters import covered, merge, split
 from attngraph.checkpoints.classes import class_of, encoder_of, unfilled
 from attngraph.checkpoints.embeddings import module_of, put_behind
 from attngraph.checkpoints.filled import pretrained
@@ -138,20 +138,20 @@ def _from_folder(
     if samples and found is not None:
         _refuse_mixed(folder, kind, found, trust_code=trust_code)
     weights = _read_shards(folder.weights, folder.listed, trust_pickle=trust_pickle)
-    adapted, given = Adapted(), set[str]()
+    adapted, given = None, set[str]()
     if adapter is not None:
         adapted = split(adapter, _read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
-        rename(adapted, unfilled(folder, kind, trust_code=trust_code), adapter.path)
+        rename(adapted, unfilled(folder, kind, trust_code=trust_code))
         folder = resized(folder, kind, adapted.whole, trust_code=trust_code)
-    if adapter is not None and adapted.whole:
-        given = covered(unfilled(folder, kind, trust_code=trust_code), adapted, adapter.settings)
+    if adapted is not None and adapted.whole:
+        given = covered(unfilled(folder, kind, trust_code=trust_code), adapted)
     module, notes = pretrained(folder, kind, weights, given, trust_code=trust_code)
     source, settings = str(folder.path), dict[str, Any]()
-    if adapter is not None:
-        merge(module, adapted, adapter.settings, adapter.path)
-        source, settings = str(adapter.path), said_otherwise(folder, module)
+    if adapted is not None:
+        merge(module, adapted)
+        source, settings = str(adapted.path), said_otherwise(folder, module)
         told = f"{len(adapted.names)} weights of {folder.path}"
-        notes.append(f"The adapter {adapter.path} was merged into {told}.")
+        notes.append(f"The adapter {adapted.path} was merged into {told}.")
     notes += [] if task else folder.notes
     if behind is not None and makes_embeddings:
         made_of = [_filled(each, trust_pickle=trust_pickle) for each in behind.steps]
