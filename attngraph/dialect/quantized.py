@@ -67,19 +67,14 @@ def dequantize(
     return found
 
 
-def _dequantize(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None = None,
-    *,
-    bits: int,
-    width: int,
-) -> torch.Tensor:
-    return dequantized(codes, scales, bits, zeros)[:, :width].contiguous()
-
-
 torch.library.define("attn::dequantize", torch.library.infer_schema(dequantize, mutates_args=()))
-torch.library.impl("attn::dequantize", "CompositeExplicitAutograd", _dequantize)
+torch.library.impl(
+    "attn::dequantize",
+    "CompositeExplicitAutograd",
+    lambda codes, scales, zeros=None, *, bits, width: dequantized(codes, scales, bits, zeros)[
+        :, :width
+    ].contiguous(),
+)
 torch.library.register_fake(
     "attn::dequantize",
     lambda codes, scales, zeros=None, *, bits, width: scales.new_empty(scales.shape[0], width),

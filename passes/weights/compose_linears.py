@@ -38,7 +38,7 @@ class ComposeLinears(GraphPass, name="compose-linears", exact=False):
     stored_in: torch.dtype | None = None
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = checked_weights(graph, self.name, stored_in=self.stored_in)
+        checked = checked_weights(graph, self.name, self.stored_in)
         owners = Owners(graph)
         for node in reversed(graph):
             merged: Node | None = node

@@ -27,9 +27,7 @@ class FoldInputScales(GraphPass, name="fold-input-scales", exact=False):
     stored_in: torch.dtype | None = None
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = checked_weights(
-            graph, self.name, exact_only=self.exact_only, stored_in=self.stored_in
-        )
+        checked = checked_weights(graph, self.name, self.stored_in, exact_only=self.exact_only)
         owners = Owners(graph)
         for node in reversed(graph):
             scaling = read_scaling(node)

@@ -41,9 +41,7 @@ class FoldNorms(GraphPass, name="fold-norms", exact=False):
     stored_in: torch.dtype | None = None
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = checked_weights(
-            graph, self.name, exact_only=self.exact_only, stored_in=self.stored_in
-        )
+        checked = checked_weights(graph, self.name, self.stored_in, exact_only=self.exact_only)
         owners = Owners(graph)
         for node in graph:
             weights = _weights(node) if node.op in FEATURE_NORM else {}

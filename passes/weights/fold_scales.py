@@ -29,9 +29,7 @@ class FoldScales(GraphPass, name="fold-scales", exact=False):
     stored_in: torch.dtype | None = None
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = checked_weights(
-            graph, self.name, exact_only=self.exact_only, stored_in=self.stored_in
-        )
+        checked = checked_weights(graph, self.name, self.stored_in, exact_only=self.exact_only)
         owners = Owners(graph)
         for node in graph:
             scaling = read_scaling(node)

@@ -27,7 +27,7 @@ from attngraph.passes.rewriting.trials import LINEAR
 
 
 def checked_weights(
-    graph: Graph, name: str, *, exact_only: bool = False, stored_in: torch.dtype | None = None
+    graph: Graph, name: str, stored_in: torch.dtype | None, *, exact_only: bool = False
 ) -> Checked:
     """For a pass that makes new weights: trials of linear maps, of all that a product reads."""
     return Checked(graph, name, LINEAR, depth=None, exact_only=exact_only, stored_in=stored_in)
