@@ -64,7 +64,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,8 +110,6 @@ class OutputParity:
     norm: Literal["max", "rms", "mismatch"] = "max"
     note: str = ""
     case: str = ""
-    top1: float | None = None
-    kl: float | None = None
     compared: int = 0
 
     @property
@@ -232,14 +230,11 @@ def compare(
     reference: ReferenceOutputs,
     candidate: Sequence[torch.Tensor],
     precision: Precision,
-    *,
-    logits: Collection[str] = (),
 ) -> Parity:
     """Hold a candidate's outputs, in the reference's order, against the error budget.
 
-    Outputs named in `logits` also get the share of rows with the same top-1 and the mean KL
-    divergence of their softmax. Neither needs a budget of its own: an error of at most b moves no
-    top-1 that leads by more than 2b, and KL ≤ b² / 2 (Hoeffding's lemma).
+    Logits need none of their own: an error of at most b moves no top-1 that leads by more than 2b,
+    and the KL divergence of their softmax is at most b² / 2 (Hoeffding's lemma).
 
     Raises ParityError if the number of outputs differs.
     """
@@ -248,18 +243,18 @@ def compare(
             f"The candidate returns {len(candidate)} outputs and the module "
             f"{len(reference.names)} ({', '.join(reference.names)})."
         )
-    found = _against(reference, candidate, precision, logits)
+    found = _against(reference, candidate, precision)
     if found.passed:
         return found
     runs = reference.sample()
-    found = _against(reference, candidate, precision, logits, runs)
+    found = _against(reference, candidate, precision, runs)
     if found.passed:
         return found
     sums = reference.sums()
-    found = _against(reference, candidate, precision, logits, runs, sums)
+    found = _against(reference, candidate, precision, runs, sums)
     if found.passed:
         return found
-    found = _against(reference, candidate, precision, logits, runs, (*sums, *reference.gates()))
+    found = _against(reference, candidate, precision, runs, (*sums, *reference.gates()))
     return dataclasses.replace(found, saturated=True)
 
 
@@ -267,7 +262,6 @@ def _against(
     reference: ReferenceOutputs,
     candidate: Sequence[torch.Tensor],
     precision: Precision,
-    logits: Collection[str],
     runs: Sequence[Sequence[torch.Tensor]] = (),
     nudged: Sequence[Sequence[Sequence[torch.Tensor]]] = (),
 ) -> Parity:
@@ -287,9 +281,6 @@ def _against(
     results = []
     for name, sample, tensor in zip(reference.names, samples, candidate, strict=True):
         result = _compare(name, sample, tensor.detach().cpu(), precision, noise)
-        if name in logits and math.isfinite(result.error) and sample.eager.dim():
-            wide = tensor.detach().cpu().double()
-            result = dataclasses.replace(result, top1=_top1(sample, wide), kl=_kl(sample, wide))
         if result.reference == "eager" and reference.note:
             result = dataclasses.replace(result, note=_join(result.note, reference.note))
         results.append(result)
@@ -375,16 +366,6 @@ def _compare(
     worst = max(results, key=lambda result: result.ratio)
     compared = int((~extreme(sample.target, eager.dtype)).sum())
     return dataclasses.replace(worst, compared=compared)
-
-
-def _top1(sample: Sample, candidate: torch.Tensor) -> float:
-    return float((candidate.argmax(-1) == sample.target.argmax(-1)).double().mean())
-
-
-def _kl(sample: Sample, candidate: torch.Tensor) -> float:
-    target, candidate = sample.target.log_softmax(-1), candidate.log_softmax(-1)
-    terms = torch.where(target > -math.inf, target.exp() * (target - candidate), 0.0)
-    return max(float(terms.sum(-1).mean()), 0.0)
 
 
 def _join(*parts: str) -> str:

@@ -99,7 +99,7 @@ class _Recorder(evaluator.Evaluator):
         if signature is None:
             raise LoweringError(f"torchlib uses {op.name}, which no opset defines")
         inputs, more = self._bind(signature, args, attrs)
-        count = _output_count(op.name, signature, inputs, more)
+        count = _output_count(op.name, signature, more)
         domain = "" if op.domain == "ai.onnx" else op.domain
         results = self._ctx.ops(op.name, *inputs, outputs=count, domain=domain, **more)
         _infer(results[0].producer())
@@ -204,12 +204,7 @@ def _attribute(signature: ir.schemas.OpSignature, name: str, value: Any) -> Any:
     return value
 
 
-def _output_count(
-    name: str,
-    signature: ir.schemas.OpSignature,
-    inputs: Sequence[ir.Value | None],
-    attrs: Mapping[str, Any],
-) -> int:
+def _output_count(name: str, signature: ir.schemas.OpSignature, attrs: Mapping[str, Any]) -> int:
     if name == "Split":
         if "num_outputs" not in attrs:
             raise LoweringError("torchlib splits into a number of parts that isn't known")
