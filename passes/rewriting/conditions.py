@@ -36,10 +36,9 @@ _MOST_AIMS = 8
 class Conditions:
     """The conditions of one region, and what was seen of them."""
 
-    def __init__(self, region: Region, *, of_sizes: bool = True) -> None:
-        """Reads the conditions; without `of_sizes`, only those that depend on what is drawn."""
+    def __init__(self, region: Region) -> None:
         self._seen: dict[Value, set[bool]] = {}
-        changing = _changing(region, of_sizes)
+        changing = _changing(region)
         computed: set[Value] = set()
         for node in region.nodes:
             given = node.operands
@@ -84,13 +83,13 @@ def _compares_itself(node: Node) -> bool:
     return isinstance(other, float) and not abs(other) < float("inf")
 
 
-def _changing(region: Region, of_sizes: bool) -> set[Value]:
+def _changing(region: Region) -> set[Value]:
     """What differs between trials, or would at other sizes."""
     changing = {v for v in region.leaves if not v.is_constant or v.data is None or region.cuts(v)}
     for node in region.nodes:
         attrs = node.attrs if region.general is None else region.general.attrs.get(node, node.attrs)
         counts = node.op.startswith("aten.arange") and bool(symbols_of(list(attrs.values())))
-        if (counts and of_sizes) or any(value in changing for value in node.inputs):
+        if counts or any(value in changing for value in node.inputs):
             changing.update(node.outputs)
     return changing
 

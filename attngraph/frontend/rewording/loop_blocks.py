@@ -57,7 +57,7 @@ class Blocks:
             return ""
         if item.lower is None or item.upper is None:
             return ""
-        start, end = (self._spelled(part, _DEPTH) for part in (item.lower, item.upper))
+        start, end = (self._spelled(part) for part in (item.lower, item.upper))
         limit: ast.expr = ast.Constant(None)
         if (sides := self._sides(end)) is not None:
             end, limit = sides
@@ -74,7 +74,7 @@ class Blocks:
         if len(call.args) != 2 or not {each.arg for each in call.keywords} <= _KINDS:
             return call
         start, end = call.args
-        if not self._moves(self._spelled(start, _DEPTH)):
+        if not self._moves(self._spelled(start)):
             return call
         match end:
             case ast.BinOp(left=left, op=ast.Add(), right=size):
@@ -85,7 +85,7 @@ class Blocks:
 
     def of_index(self, parts: Sequence[ast.expr]) -> str:
         """Numbers as `lambda step: (…)`; "" where no step moves them, or not in an affine way."""
-        spelled = [self._spelled(part, _DEPTH) for part in parts]
+        spelled = [self._spelled(part) for part in parts]
         if not any(map(self._moves, spelled)) or not all(map(self._is_plain, spelled)):
             return ""
         return f"lambda {self._index}: {ast.unparse(ast.Tuple(spelled, ast.Load()))}"
@@ -114,7 +114,7 @@ class Blocks:
 
             def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
                 if isinstance(node.op, ast.Sub) and _is_arithmetic(node):
-                    sides = (blocks._spelled(side, _DEPTH) for side in (node.left, node.right))
+                    sides = (blocks._spelled(side) for side in (node.left, node.right))
                     if all(map(blocks._moves, sides)):
                         return blocks._asked(node, helpers, known) or node
                 return self.generic_visit(node)
@@ -145,7 +145,7 @@ class Blocks:
                     return node
                 return sides[limited]
 
-        made: ast.expr = Resolving().visit(self._spelled(part, _DEPTH))
+        made: ast.expr = Resolving().visit(self._spelled(part))
         is_read = not any(called_name(each) in ("min", "max") for each in others)
         return made if is_read and self._is_plain(made) else None
 
@@ -176,15 +176,15 @@ class Blocks:
                         return False
         return True
 
-    def _spelled(self, part: ast.expr, depth: int) -> ast.expr:
-        """With what the body's names stand for in their place."""
+    def _spelled(self, part: ast.expr) -> ast.expr:
+        """A part with what the body's names stand for in their place."""
         known = self._known
 
         class Spelling(ast.NodeTransformer):
             def visit_Name(self, node: ast.Name) -> ast.expr:
                 return copy.deepcopy(known.get(node.id, node))
 
-        for _ in range(depth):
+        for _ in range(_DEPTH):
             part = Spelling().visit(copy.deepcopy(part))
         return part
 
