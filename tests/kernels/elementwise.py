@@ -196,6 +196,14 @@ CASES = [
         because="as GELU of ∞",
     ),
     Case("prelu", lambda d: [Call("aten.prelu(%0, %1)", (edges(d)[None], edges(d)[4:5]))], F32),
+    Case(
+        "prelu-of-several-weights",
+        lambda d: [
+            Call("aten._prelu_kernel(%0, %1)", (edges(d)[None], edges(d)[2:6, None])),
+            Call("aten._prelu_kernel(%0, %1)", (edges(d)[None], edges(d)[4:5, None])),
+        ],
+        F32,
+    ),
     Case("glu", lambda d: [Call("aten.glu(%0)", (edges(d)[:8].reshape(2, 4),))], FLOATS, ulps=8),
     *_binary(ARITHMETIC, ALL),
     *_binary("bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor", BITS),

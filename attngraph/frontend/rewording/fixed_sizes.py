@@ -24,9 +24,7 @@ _WINDOWS: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def with_open_sizes(
-    func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
-) -> torch.Tensor | None:
+def with_open_sizes(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """The result of a call; None where the function is none of these, or its sizes are numbers."""
     named = dict(named)
     if func in _POOLS and not named.pop("return_indices", False):

@@ -419,3 +419,14 @@ def lower_item(ctx: LoweringContext, node: Node) -> ir.Value:
     if isinstance(kind, ScalarType) and kind.kind == "int":
         return ctx.cast(scalar, torch.int64)
     return scalar
+
+
+@register_lowering("aten._prelu_kernel")
+def lower_prelu(ctx: LoweringContext, node: Node) -> ir.Value:
+    """In a vmap the weight may be larger than what it scales, as ONNX's operator has it not."""
+    source = input_of(node, "self")
+    x, weight = ctx.value(source), ctx.value(input_of(node, "weight"))
+    if source.shape == node.output.shape:
+        return ctx.op("PRelu", x, weight)
+    is_positive = ctx.op("Greater", x, ctx.constant(0, node.output.dtype))
+    return ctx.op("Where", is_positive, x, ctx.op("Mul", x, weight))
