@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 
@@ -149,9 +150,10 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
         return None
     if captured.opened and any(each.start is None and not each.assumed for each in required):
         return None  # what a trace with slices of the sample's length doesn't demand
+    refusals = [(each.start or 0, each.refusal) for each in required if each.refusal is not None]
+    if refusals:
+        raise max(refusals, key=itemgetter(0))[1]
     for suspect in required:
-        if suspect.refusal is not None:
-            raise suspect.refusal
         if suspect.asked and suspect.start is None:
             name, (sample, *_) = min(suspect.asked), check.samples.sizes()
             excludes_one = Ranges({}, (suspect.condition,)).broken({**sample, name: 1})

@@ -331,6 +331,7 @@ def _limits(traced: Traced, symbols: Symbols, demanded: Sequence[Condition]) -> 
         resampled=bool(traced.resampled),
         refusal=traced.refusal,
         parts=parts,
+        unguarded=traced.most + 1 if traced.most else 0,
     )
     if traced.refusal is not None and limits.required():
         raise traced.refusal

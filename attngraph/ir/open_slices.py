@@ -15,6 +15,7 @@ from unittest.mock import patch
 import sympy
 import torch
 from torch._subclasses import fake_impls
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 Met = Callable[[torch.SymInt, int], None]
@@ -55,6 +56,17 @@ def open_slices(
 
     with patch.dict(table, {_SLICE: computed}):
         yield
+
+
+def may_lack(size: Any, least: int, lows: Mapping[sympy.Symbol, int]) -> bool:
+    """Whether a size is open and may be less, whatever a trace has asked of it, if its symbols are
+    1 or more, or what `lows` say.
+    """
+    if not _is_size(size) or not _is_open(size):
+        return False
+    expr = size.node.expr
+    ranges = {each: ValueRanges(lows.get(each, 1), int_oo) for each in expr.free_symbols}
+    return bool(bound_sympy(expr, ranges).lower < least)
 
 
 def _needed(start: int, end: int) -> int:

@@ -9,6 +9,8 @@ from unittest.mock import patch
 
 import torch
 
+from attngraph.frontend.rewording.logarithms import Logarithm
+
 SIZES = (torch.SymInt, torch.SymFloat)
 SYM_INT, SYM_FLOAT, SYM_SQRT = (
     getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
@@ -43,6 +45,8 @@ class Int(int, metaclass=_Number):
     plain, size = int, torch.SymInt
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], Logarithm):
+            return args[0].whole()
         number = _read_at_run_time(args)
         return int(*args, **kwargs) if number is None else SYM_INT(number)
 
@@ -51,6 +55,8 @@ class Float(float, metaclass=_Number):
     plain, size = float, torch.SymFloat
 
     def __new__(cls, *args: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], Logarithm):
+            return args[0]
         number = _read_at_run_time(args)
         return float(*args) if number is None else SYM_FLOAT(number)
 

@@ -29,6 +29,7 @@ from torch.fx.experimental.sym_node import SymNode
 
 from attngraph.frontend.rewording.comparisons import are_sizes
 from attngraph.frontend.rewording.library_calls import calls_of_any_size, library_call
+from attngraph.frontend.rewording.logarithms import Logarithm
 from attngraph.frontend.rewording.number_classes import (
     SIZES,
     SYM_FLOAT,
@@ -48,6 +49,7 @@ from attngraph.frontend.rewording.rounded_for_speed import (
     stood_in,
     written_out,
 )
+from attngraph.frontend.rewording.written_sizes import written_sizes
 from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.counting import recorded_loops
 from attngraph.frontend.watching.quiet import passed_over
@@ -90,6 +92,11 @@ class Numbers:
     short: bool = False
     by_numpy: bool = False
     opened: bool = False
+    most: int = 0
+    texts: bool = False
+
+    def write(self) -> None:
+        self.texts = True
 
     def __len__(self) -> int:
         return len(self.spaces) + len(self.entries) + len(self.functions) + len(self.loops)
@@ -170,6 +177,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         stack.enter_context(stood_in(known.functions, written_out(known.rounded, known.exact)))
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         stack.enter_context(classes_in(known.spaces))
+        stack.enter_context(written_sizes(known.write))
         for names in known.spaces:
             own: Namespace = {"int": Int, "float": Float, "len": _length}
             own |= {"max": _extreme(max, torch.sym_max), "min": _extreme(min, torch.sym_min)}
@@ -217,7 +225,7 @@ def _length(value: Any) -> Any:
 
 
 def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
-    """A function of `math` or numpy: of a size it gives a number, or a tensor that stands for one.
+    """A function of `math` or numpy: of a size it gives a number, or what stands for one.
 
     torch keeps no other function of a size than the square root.
     """
@@ -233,7 +241,16 @@ def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
             return SYM_INT(root) if plain.__name__ == "isqrt" else root
         applied: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, plain.__name__)
         size: Any = value
-        return applied(torch.full((), size, dtype=torch.float64))
+        number = applied(torch.full((), size, dtype=torch.float64))
+        return Logarithm(number, size, plain) if isinstance(value, torch.SymInt) else number
+
+    return computed
+
+
+def _rounding(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def computed(value: Any, *args: Any, **kwargs: Any) -> Any:
+        is_of_size = isinstance(value, Logarithm)
+        return value.rounded(plain) if is_of_size else plain(value, *args, **kwargs)
 
     return computed
 
@@ -263,6 +280,7 @@ _STAND_INS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
     *((plain, _of_size(plain)) for plain in (math.sqrt, math.isqrt, np.sqrt)),
     *((plain, _of_size(plain)) for plain in (math.log, math.log2, math.log10)),
     *((plain, _of_size(plain)) for plain in (np.log, np.log2, np.log10)),
+    *((plain, _rounding(plain)) for plain in (np.ceil, np.floor)),
 ]
 
 

@@ -14,8 +14,9 @@ from attngraph.frontend.rewording.contiguity import Copies, lies_contiguous
 from attngraph.frontend.rewording.cut_for_memory import CUTS, place
 from attngraph.frontend.rewording.fixed_sizes import with_open_sizes
 from attngraph.frontend.rewording.hit_loops import Hits
+from attngraph.frontend.rewording.logarithms import as_tensors
 from attngraph.frontend.rewording.loop_lists import JOINS, Steps, axis_of_join
-from attngraph.frontend.rewording.scalars import of_sizes
+from attngraph.frontend.rewording.scalars import MAKERS, of_sizes
 from attngraph.frontend.rewording.scaled_images import scaled
 from attngraph.frontend.rewording.tied_sizes import Ties
 from attngraph.frontend.watching.asked import Place
@@ -70,6 +71,8 @@ class Rewordings(TorchFunctionMode):
         named = dict(kwargs or {})
         if func == _DATA_OF:
             return args[0].detach()
+        if func in MAKERS:
+            args, named = as_tensors((args, named))
         if func is torch.arange and _counts_in_floats(args):
             named.setdefault("dtype", torch.get_default_dtype())
             args = [int(arg) if isinstance(arg, float) else arg for arg in args]

@@ -16,6 +16,9 @@ import torch
 
 from attngraph.frontend.rewording.loop_lists import Steps
 
+MAKERS = (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
+"""What makes a tensor of a number or of lists of them."""
+
 
 def of_sizes(
     func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
@@ -34,7 +37,7 @@ def of_sizes(
         base, exponent = args if func is torch.pow else args[::-1]
         if _is_open(base) and isinstance(exponent, torch.Tensor):
             return _number(base, _result_type(base, exponent), exponent.device) ** exponent
-    if func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
+    if func in MAKERS:
         like, *rest = args if func is torch.Tensor.new_tensor else (None, *args)
         data = rest[0] if rest else named.get("data")
         device = named.get("device") or (None if like is None else like.device)

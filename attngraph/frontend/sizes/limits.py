@@ -87,12 +87,14 @@ def settled_limits(
     resampled: bool = False,
     refusal: CaptureError | None = None,
     parts: Iterable[tuple[sympy.Expr, int]] = (),
+    unguarded: int = 0,
 ) -> Limits:
     """The ranges of a trace's dims, with each condition told once: as a range or as a relation.
 
     `resampled` says that the trace was made at other sizes than the sample's. Of sizes that may be
-    less than the `parts` that are taken of them, the smaller ones are suspect. Raises CaptureError
-    where a range that was asked for can't be had, or torch's own `refusal`.
+    less than the `parts` that are taken of them, the smaller ones are suspect, and so is a least
+    size up to `unguarded`, for which the model's code asks. Raises CaptureError where a range that
+    was asked for can't be had, or torch's own `refusal`.
     """
     wanted = {
         request.name: request
@@ -110,7 +112,7 @@ def settled_limits(
     every = [*conditions, *(condition for condition, _ in own)]
     said = _sorted(every, wanted, symbols.infos, sample, resampled)
     dims = _ranges(said, wanted, symbols.infos)
-    kept, suspected = _needed(said, dims, sample)
+    kept, suspected = _needed(said, dims, sample, unguarded)
     for condition, _ in own:
         if unequal(condition) is not None and shown(condition) in kept:
             suspected.setdefault(shown(condition), condition)
@@ -211,9 +213,11 @@ def _ranges(
 
 
 def _needed(
-    said: _Said, dims: Mapping[str, DimInfo], sample: _Sample
+    said: _Said, dims: Mapping[str, DimInfo], sample: _Sample, unguarded: int
 ) -> tuple[dict[str, Condition], dict[str, Condition]]:
-    """The conditions that don't hold for all sizes, and the suspects: those that hold from 2 on."""
+    """The conditions that don't hold for all sizes, and the suspects: those that hold from 2 on,
+    or for which a trace has no guard.
+    """
     from_two = {name: replace(info, low=max(info.low, 2)) for name, info in dims.items()}
     from_one = _from_one(dims)
     kept: dict[str, Condition] = {}
@@ -231,7 +235,8 @@ def _needed(
     for condition in known:
         begun = {} if condition in starts else starts
         beyond_one = holds(condition, _begun(from_two, begun), steps, equal, least=2)
-        if not beyond_one and condition in said.recurring:
+        is_tried = condition in said.recurring or starts.get(condition, unguarded + 1) <= unguarded
+        if not beyond_one and is_tried:
             suspected.setdefault(shown(condition), condition)
         elif not beyond_one:
             kept.setdefault(shown(condition), condition)

@@ -67,7 +67,7 @@ from attngraph.frontend.tracing.trace_errors import (
 from attngraph.frontend.tracing.traced import Subject, Traced
 from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import user_frame
-from attngraph.frontend.watching.questions import Question, recorded_questions
+from attngraph.frontend.watching.questions import Question, is_start, recorded_questions
 from attngraph.frontend.watching.quiet import quiet, watched_specialisations
 from attngraph.inference import inference
 
@@ -191,8 +191,10 @@ class _Attempts:
         except Exception as error:
             if before is not None and before.traced is not None:
                 return before.traced
+            self._look(attempt)
             self._answer(error, attempt)
             return None
+        self._look(attempt)
         if attempt.copies is not None and attempt.copies.are_written:
             self._copies = False
             return None
@@ -216,11 +218,13 @@ class _Attempts:
             unrounded=known.rounded or {},
             written=bool(known.rounded or known.exact),
             scanned=bool(known.loops),
+            texts=known.texts,
             refusal=self.refusal,
             whole=tuple(sorted(known.whole)),
             hits=hits if hits is not None and hits.places else None,
             parts=tuple(self._parts),
             opened=known.opened,
+            most=known.most if known.opened else 0,
             jumps=frozenset(place for place, jumps in attempt.jumps.items() if jumps),
         )
         if made and self.numbers.by_numpy and before is None:
@@ -234,8 +238,9 @@ class _Attempts:
         with ExitStack() as stack:
             for context in (*self.remedies.taken, *_ALWAYS):
                 stack.enter_context(context())
-            stack.enter_context(short_slices(self._met, opens=self._known.opened))
             ties = attempt.ties
+            opens, most = self._known.opened, self._known.most
+            stack.enter_context(short_slices(self._met, self._chosen, ties, opens=opens, most=most))
             if self.before is None:
                 stack.enter_context(seen_ties(subject.module, attempt.requests, ties))
             stack.enter_context(whole_roots(ties.settle))
@@ -269,6 +274,16 @@ class _Attempts:
     def _met(self, size: torch.SymInt, least: int) -> None:
         self._parts.setdefault((size.node.expr, least))
         self.numbers.short = True
+
+    def _chosen(self, size: torch.SymInt, least: int) -> None:
+        self._parts.setdefault((size.node.expr, least))
+        self.numbers.most = max(self.numbers.most, least)
+
+    def _look(self, attempt: _Attempt) -> None:
+        """Finds out whether the code looks how many there are, of which it chooses some."""
+        most = self.numbers.most
+        if most and any(is_start(each.condition, most + 1) for each in attempt.questions):
+            self.numbers.short = True
 
     def _answer(self, error: Exception, attempt: _Attempt) -> None:
         """Settles what the next attempt does otherwise; raises where nothing is left to try."""

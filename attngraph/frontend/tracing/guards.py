@@ -18,6 +18,7 @@ from attngraph.errors import IRError
 from attngraph.frontend.files.expression_cost import cost
 from attngraph.ir.conditions import always, parse_condition
 from attngraph.ir.dims import DimInfo
+from attngraph.ir.pieces import holds_in_pieces
 
 _GUARD = re.compile(
     r"Not all values of (\w+) = .*? in the specified range(?: (.*?))? satisfy the generated guard "
@@ -101,7 +102,8 @@ def _holds_from(guard: str, range_: str, sample: int) -> int | None:
         return None
 
     def holds(low: int) -> bool:
-        return always(condition, {"n0": DimInfo(low, most)}) is True
+        is_known = always(condition, {"n0": DimInfo(low, most)}) is True
+        return is_known or holds_in_pieces(condition, low, most)
 
     below, low = max(least or 0, 2) - 1, sample
     if below >= sample or not holds(sample):

@@ -28,12 +28,13 @@ class Traced:
     `branches` are the places where the code chooses by a tensor's values, with the side followed;
     at `jumps` the line goes by a number of them alone. Loops over `hits` have all turns.
     `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
-    are roundings of sizes that were left out, and some are `written` as arithmetic. What is
+    are roundings of sizes that were left out, and some are `written` as arithmetic. It may have
+    loops that are `scanned`, and have written sizes into `texts`. What is
     `resampled` was traced at these sizes of its requests. A `refusal` is torch's, which took its
     demands for more than what was asked; it stands where they are. `parts` are the sizes of axes
     of which the code names a place that they may not have, with the least that does; where these
     slices are `opened`, the trace in which they are of the sample's length is the `closed` one, or
-    what it was refused with.
+    what it was refused with; it may choose so many at `most` of an axis that has fewer.
     """
 
     program: ExportedProgram
@@ -48,11 +49,13 @@ class Traced:
     unrounded: Mapping[str, set[sympy.Symbol]] = field(default_factory=dict)
     written: bool = False
     scanned: bool = False
+    texts: bool = False
     refusal: CaptureError | None = None
     whole: tuple[Place, ...] = ()
     hits: Hits | None = None
     parts: tuple[tuple[sympy.Expr, int], ...] = ()
     opened: bool = False
+    most: int = 0
     jumps: frozenset[Place] = frozenset()
     closed: Traced | CaptureError | None = None
 

@@ -164,7 +164,8 @@ def _most_open(
             if not is_rounded_for_speed(subject.module, subject.inputs, sized, numbers.functions):
                 numbers.rounded = None
                 continue
-        if isinstance(found, Traced) and found.scanned and not _is_scanned(found, subject):
+        is_tried = isinstance(found, Traced) and (found.scanned or found.texts)
+        if isinstance(found, Traced) and is_tried and not _is_scanned(found, subject):
             break
         if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
             found = replace(found, refusal=best)  # which says it of what the model's code does
@@ -257,6 +258,10 @@ def _resampled(
                     break
                 if extent is Extent.SAMPLE:
                     fewer = fewer or found
+                if (
+                    numbers.most and numbers.short and not numbers.opened
+                ):  # it may choose more than there are
+                    numbers, known = replace(numbers, opened=True), -1
         if not _to_open(best, asked, numbers):
             return best
     # One that is wrong for small sizes may have a least size, which the check finds.

@@ -23,6 +23,7 @@ from attngraph.frontend.watching.quiet import passed_over
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
+_ORDERS = (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,8 @@ def _recording(kind: Any, found: list[Question]) -> Callable[[Any], bool]:
 
     def recording(self: Any) -> bool:
         answer = ask(self)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-            frame = frame.f_back  # a comparison that we decide for the model
-        if frame is not None and not frame.f_code.co_filename.startswith(_TORCH):
+        frame = _own_frame(sys._getframe(1))
+        if frame is not None:
             asked = self.node.expr
             if kind is torch.SymInt:
                 asked = sympy.Ne(asked, 0)
@@ -62,3 +61,48 @@ def _recording(kind: Any, found: list[Question]) -> Callable[[Any], bool]:
         return answer
 
     return recording
+
+
+def _own_frame(frame: FrameType | None) -> FrameType | None:
+    """The model's frame that asks; None where torch does."""
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back  # a comparison that we decide for the model
+    is_own = frame is not None and not frame.f_code.co_filename.startswith(_TORCH)
+    return frame if is_own else None
+
+
+@contextmanager
+def unguarded_starts(up_to: int) -> Iterator[None]:
+    """Within it, torch keeps no guard where the model's code asks whether a size is large enough,
+    the sample is, and so are all sizes from one on that is at most `up_to`: what is recorded of it
+    is left to be tried.
+    """
+    ask: Callable[[Any], bool] = torch.SymBool.__bool__
+
+    def answered(self: Any) -> bool:
+        if (
+            _own_frame(sys._getframe(1)) is not None
+            and (answer := _begins(self, up_to)) is not None
+        ):
+            return answer
+        return ask(self)
+
+    with passed_over(__file__), patch.object(torch.SymBool, "__bool__", answered):
+        yield
+
+
+def _begins(condition: Any, up_to: int) -> bool | None:
+    """The answer that the sample has, if it is that of all sizes from one on, and no others."""
+    if not condition.node.has_hint():
+        return None
+    asked, answer = condition.node.expr, bool(condition.node.hint)
+    return answer if is_start(asked if answer else sympy.Not(asked), up_to) else None
+
+
+def is_start(held: sympy.Basic, up_to: int) -> bool:
+    """Whether a condition says that a size is at least some number from 2 `up_to` that."""
+    if not isinstance(held, _ORDERS) or len(held.free_symbols) != 1:
+        return False
+    (size,) = held.free_symbols
+    told = [held.xreplace({size: sympy.Integer(n)}) == sympy.true for n in range(1, up_to + 1)]
+    return told == sorted(told) and told[-1] and not told[0]
