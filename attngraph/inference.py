@@ -11,7 +11,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, MethodType
+from enum import Enum
+from pathlib import PurePath
+from types import (
+    BuiltinFunctionType,
+    EllipsisType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 from unittest import mock
 
@@ -19,6 +27,27 @@ import torch
 from torch.nn.attention import bias
 from torch.nn.attention.bias import CausalVariant
 from torch.utils import _pytree as pytree
+
+INERT = (
+    Enum,
+    slice,
+    range,
+    EllipsisType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type,
+    complex,
+    bytes,
+    PurePath,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+    ModuleType,
+)
+"""Holds no tensor that a graph computes, and is kept as it is: code may ask for it by `is`."""
+_NAMED = (Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, type, bytes, PurePath)
 
 _DEEPEST = 4
 _MOST_THINGS = 1 << 16
@@ -196,6 +225,11 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
 def is_size(value: Any) -> bool:
     """Whether it is a torch.Size, of which pytree would make a tuple."""
     return isinstance(value, torch.Size)
+
+
+def is_named(leaf: Any) -> bool:
+    """Whether an output is one of such as Enums and dtypes, in which no size and no tensor is."""
+    return isinstance(leaf, _NAMED) and not isinstance(leaf, (int, str))
 
 
 def each_leaf(of: Callable[[Any], Any], inputs: Any) -> Any:

@@ -80,6 +80,13 @@ class Optimized:
         report.weights = len(tensors)
         report.weight_bytes = sum(tensor.nbytes for tensor in tensors)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy.deepcopy` and `pickle` take: all but the session, which a copy opens anew."""
+        return {**vars(self), "_session": None, "_lock": None, "_staged": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
     @property
     def session(self) -> Session:
         """The session on the target's provider, opened on first use and after `close`.

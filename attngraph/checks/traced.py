@@ -259,6 +259,8 @@ def is_told_apart(
     if _fails(check, tensors) or is_traced(check, graph, tensors):
         return False
     own = check.references(tensors)
+    if check.says_otherwise(own):
+        return True
     try:
         traced = reference_of(graph, check.precision)(tensors, {})
     except (UsageError, IRError, RuntimeError, IndexError):

@@ -150,6 +150,8 @@ def capture(
         )
     if isinstance(args, torch.Tensor):
         raise UsageError("The samples are a tensor; give a tuple of the inputs, such as (x,).")
+    if args is None:
+        raise UsageError("The samples are None; give a tuple of the inputs, such as (x,).")
     if isinstance(args, Mapping):
         raise UsageError("The samples are a dict; give a tuple of the inputs, and names in kwargs.")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

@@ -53,6 +53,17 @@ def depends_on(values: Iterable[Value], nodes: Collection[Node]) -> bool:
     return any(leaf.producer in nodes for leaf in leaves)
 
 
+def unmade(values: Collection[Value]) -> list[Value]:
+    """Those of the values that are computed from no other one of them."""
+    own = set(values)
+
+    def above(value: Value) -> list[Value]:
+        made = [] if value.producer is None else value.producer.inputs
+        return backward_slice([source for source in made if source], own.__contains__)[0]
+
+    return [value for value in values if not own & set(above(value))]
+
+
 def _within(roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int) -> set[Node]:
     """The nodes at most `depth` above a root, not past leaves."""
     found: set[Node] = set()

@@ -27,7 +27,7 @@ from attngraph.export.parity.half_rounding import is_as_finite, narrow, rounded,
 from attngraph.export.parity.nudging import SMALLER, Slacks, nudging
 from attngraph.export.parity.saturation import BOUNDED
 from attngraph.export.parity.summation import SUMS
-from attngraph.inference import each_leaf, inference, restored
+from attngraph.inference import each_leaf, inference, is_named, restored
 from attngraph.ir.storage import as_pairs, wraps
 
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -58,6 +58,7 @@ class ReferenceOutputs:
     Integer and bool outputs have no float64 form: theirs is the eager tensor. `sample` runs the
     module again, SAMPLES times, on weights and inputs that differ by one rounding: what eager could
     as well have returned. `single` are the outputs in float32 where `eager` are those in a half.
+    `said` is what `eager` returned beside tensors, as `said_by` gives it.
     `gates` runs it in float64 with bounded functions as far off as a kernel's are, and with less of
     that (saturation.py), `sums` with sums over rows (summation.py).
     """
@@ -70,6 +71,7 @@ class ReferenceOutputs:
     single: tuple[torch.Tensor, ...] = ()
     gates: Nudged = tuple
     sums: Nudged = tuple
+    said: tuple[Any, ...] = ()
 
     def cut(self, part: Callable[[Sequence[Any]], tuple[Any, ...]]) -> ReferenceOutputs:
         """Part of what each run returns; `part` is given None where float64 can't be had."""
@@ -128,7 +130,10 @@ class Reference:
         """Outputs for one input, flattened; see `flatten_outputs` for what raises UsageError."""
         sample = functools.partial(self._sample, args, kwargs or {})
         with inference(self.module), plain_loops():
-            eager = self._flat(args, kwargs or {}, _copy)
+            with restored(self.module):
+                output = self._run(args, kwargs or {}, _copy)
+                said = said_by(output, self._numbers)
+                eager = [(n, t.clone()) for n, t in flatten_outputs(output, self._numbers)]
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)
             single = tensors if self.converted else ()
@@ -141,17 +146,19 @@ class Reference:
             ) as error:  # a model may contain anything that works in its own dtype only
                 reason = " ".join(str(error).split()) or type(error).__name__
                 note = f"the module doesn't run in float64: {reason[:200]}"
-                return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
+                return ReferenceOutputs(
+                    names, tensors, _only_exact(tensors), note, sample, said=said
+                )
         if [(n, t.shape) for n, t in exact] != [(n, t.shape) for n, t in eager]:
             note = "the module returns other outputs in float64"
-            return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
+            return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample, said=said)
         pairs = zip(tensors, exact, strict=True)
         doubled = tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
         gates, sums = (
             functools.partial(self._nudged, slacks, args, kwargs or {})
             for slacks in (BOUNDED, SUMS)
         )
-        return ReferenceOutputs(names, tensors, doubled, "", sample, single, gates, sums)
+        return ReferenceOutputs(names, tensors, doubled, "", sample, single, gates, sums, said)
 
     def eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The outputs of one run of the module as it is."""
@@ -283,14 +290,14 @@ def in_float64() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
 def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a module's output with their path, such as "logits" or "hidden_states.3".
 
-    None and numbers, which no ONNX output stands for, are dropped, but for the leaves at the
-    positions `numbers`: what is computed from sizes or values is a tensor without axes. Complex
-    numbers are pairs of reals. Raises
-    UsageError for an object that pytree can't open (a cache, say) and for an output without any
-    tensor.
+    None, numbers and such as dtypes, which no ONNX output stands for, are dropped, but for the
+    leaves at the positions `numbers`: what is computed from sizes or values is a tensor without
+    axes. Complex numbers are pairs of reals. Raises UsageError for an object that pytree can't open
+    (a cache, say) and for an output without any tensor.
     """
     found = []
-    for at, (name, leaf) in enumerate(_named_leaves(output)):
+    leaves = [pair for pair in _named_leaves(output) if not is_named(pair[1])]
+    for at, (name, leaf) in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             found.append((name, as_pairs(leaf)))
         elif at in numbers:
@@ -303,6 +310,20 @@ def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[st
     if not found:
         raise UsageError("The module returns no tensor, so there is nothing to compare.")
     return found
+
+
+def said_by(output: Any, numbers: Collection[int] = ()) -> tuple[Any, ...]:
+    """What a module returns beside tensors, leaf by leaf, and `...` for each that is one.
+
+    So are the leaves at the positions `numbers`, which don't count such as dtypes.
+    """
+    found: list[Any] = []
+    at = 0
+    for leaf in pytree.tree_leaves(output):
+        is_computed = not is_named(leaf) and (isinstance(leaf, torch.Tensor) or at in numbers)
+        found.append(... if is_computed else leaf)
+        at += not is_named(leaf)
+    return tuple(found)
 
 
 def _named_leaves(output: Any) -> list[tuple[str, Any]]:

@@ -56,7 +56,7 @@ def in_order(
     if isinstance(feeds, Mapping):
         if set(feeds) != set(names):
             raise UsageError(
-                f"The model takes the inputs {', '.join(names)}; got {', '.join(feeds)}."
+                f"The model takes the inputs {', '.join(names)}; got {', '.join(feeds) or 'none'}."
             )
         return [feeds[name] for name in names]
     if len(feeds) != len(names):

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import onnxruntime
 import torch
@@ -68,6 +68,13 @@ class Session:
         self.output_names: tuple[str, ...] = tuple(argument.name for argument in outputs)
         self._outputs = tuple(Argument.of(argument) for argument in outputs)
         self._output_dtypes = tuple(output.dtype for output in self._outputs)
+
+    def __reduce__(self) -> NoReturn:
+        """Raises UsageError: what onnxruntime holds is neither copied nor pickled."""
+        raise UsageError(
+            "A session can't be copied or pickled: open the file again, or copy the Optimized, "
+            "which opens its own."
+        )
 
     @classmethod
     def open(

@@ -29,13 +29,14 @@ from attngraph.analysis.attention.site import SDPA, Site, understand
 from attngraph.analysis.attention.terms import broadcastable, decided_by
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
+from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.reach import is_scorelike
 from attngraph.analysis.values.scalars import is_cast
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.loc import fuse_locs
-from attngraph.ir.slices import depends_on
+from attngraph.ir.slices import depends_on, unmade
 from attngraph.ir.traits import SOFTMAX
 from attngraph.passes.attention.joined_order import joined_alike
 from attngraph.passes.attention.masking import cleared, dtype_for, written
@@ -261,6 +262,9 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     ]
     leaves = [*operands, *map(_predicate, (*others, *drawn))]
     outcome = evidence.compare(pairs, leaves, infinite)
+    # Of y, queries, and 2 · y, values: drawn apart, the one is no longer twice the other.
+    if isinstance(outcome, Different) and len(first := unmade(leaves)) < len(leaves):
+        outcome = evidence.compare(pairs, first, infinite)
     tally_of(graph).count(outcome)
     if isinstance(outcome, Different):
         return Refusal.UNEQUAL.at(site.root, why=outcome.reason)
@@ -363,8 +367,25 @@ def _operands(site: Site) -> tuple[Stage, Stage, Stage] | None:
             for side, target in sides
         ]
         if found[0] is not None and found[1] is not None and found[2] is not None:
-            return found[0], found[1], found[2]
+            places = zip(found[:2], sides[:2], strict=True)
+            query, key = (_beside(stage, *side, found[2]) for stage, side in places if stage)
+            return query, key, found[2]
     return None
+
+
+def _beside(stage: Stage, side: Sequence[Stage], target: Axes, values: Stage) -> Stage:
+    """The stage beside that of the values, in what one node computes, where that is as cheap.
+
+    Of packed = 2 · linear(x) the values need the 2: with it in the scale, packed and linear(x)
+    would both be computed, and its weights could not be.
+    """
+    made, most = values.operand.value.producer, cost(stage.operand, target)
+    for other in side:
+        own = cost(other.operand, target)
+        is_beside = made is not None and other.operand.value.producer is made
+        if is_beside and own is not None and most is not None and own <= most:
+            return other
+    return stage
 
 
 def _gains(site: Site) -> tuple[list[Factor] | None, list[Factor] | None]:

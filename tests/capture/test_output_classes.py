@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -41,6 +42,11 @@ class Circle:
         self.states, self.inner = states, self
 
 
+class Kind(Enum):
+    OWN = 1
+    OTHER = 2
+
+
 class Returns(nn.Module):
     def __init__(self, made: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -66,3 +72,45 @@ def test_what_may_hide_a_tensor_is_refused(kind: Callable[[Tensor], Any]) -> Non
     with pytest.raises(CaptureError, match="can't take apart"):
         capture(Returns(kind), (torch.randn(3, 4),))
     assert type(kind(torch.ones(1))) not in pytree.SUPPORTED_NODES
+
+
+def test_what_holds_no_tensor_is_a_constant() -> None:
+    x = torch.randn(3, 4)
+
+    def made(y: Tensor) -> Any:
+        return {"kind": Kind.OWN, "y": y, "more": (y.dtype, y.device, [Kind.OTHER, y.shape[0]])}
+
+    captured = capture(Returns(made), (x,), dynamic_shapes=({0: Dim("batch", max=9)},))
+    assert captured.output_names == ("y", "more_2_1")
+    assert not any("returns a" in note for note in captured.notes)
+    found = captured.signature.unflatten([x, torch.tensor(3)])
+    assert found["kind"] is Kind.OWN
+    assert found["more"] == (torch.float32, torch.device("cpu"), [Kind.OTHER, 3])
+    assert Kind not in pytree.SUPPORTED_NODES
+
+
+def test_a_slice_of_a_size_is_no_constant() -> None:
+    with pytest.raises(CaptureError, match="returns a slice"):
+        capture(
+            Returns(lambda y: (y, slice(0, y.shape[0]))),
+            (torch.randn(3, 4),),
+            dynamic_shapes=({0: Dim("batch", max=9)},),
+        )
+
+
+class Differentiates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad((x @ self.weight).tanh().sum(), x)
+        return -found
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_gradients_that_a_model_takes_are_refused_by_name() -> None:
+    with pytest.raises(CaptureError, match=r"torch\.autograd\.grad is called in forward"):
+        capture(Differentiates(), (torch.randn(3, 4),))

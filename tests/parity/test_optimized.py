@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -18,6 +21,11 @@ from attngraph.export.files.save import save, to_session
 from attngraph.export.target import Target
 from attngraph.optimized import Optimized
 from tests.parity.block import WIDTH, build, tensor_of
+
+
+def _pickled(found: Optimized) -> Optimized:
+    again: Optimized = pickle.loads(pickle.dumps(found))
+    return again
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +152,35 @@ def test_saving_by_name_is_saving_whole(optimized: Optimized, tmp_path: Path) ->
     optimized.save(tmp_path / "a.onnx")
     save(optimized.model, tmp_path / "b.onnx")
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, copy.copy, _pickled])
+def test_a_copy_opens_a_session_of_its_own(
+    optimized: Optimized, made: Callable[[Optimized], Optimized]
+) -> None:
+    _, (x, mask) = build()
+    expected = tensor_of(optimized(x, mask))
+    again = made(optimized)
+    assert torch.equal(tensor_of(again(x, mask)), expected)
+    assert again.session is not optimized.session
+    optimized.close()
+    assert torch.equal(tensor_of(again(x, mask)), expected)
+
+
+def test_a_pickled_model_is_called_as_the_model_is() -> None:
+    """The holes of its signature, where tensors go, are told by what they are."""
+
+    class Scales(torch.nn.Module):
+        def forward(self, x: Tensor, *, factor: float) -> dict[str, Any]:
+            return {"scaled": (x * factor).softmax(-1), "factor": factor}
+
+    x = torch.randn(2, 3)
+    found = _pickled(attngraph.optimize(Scales(), (x,), kwargs={"factor": 2.0}))(x, factor=2.0)
+    assert found["factor"] == 2.0
+    torch.testing.assert_close(found["scaled"], (x * 2).softmax(-1))
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, pickle.dumps])
+def test_a_session_is_not_copied(optimized: Optimized, made: Callable[[Any], Any]) -> None:
+    with pytest.raises(UsageError, match="can't be copied or pickled"):
+        made(optimized.session)

@@ -1,15 +1,17 @@
-"""Inputs that are no tensors and no numbers: a dtype, a device, a slice, an Enum, a function.
+"""Inputs and outputs that are no tensors and no numbers: a dtype, a device, a slice, an Enum, a
+function.
 
 torch.export takes none of them. What a call is given in their place is a constant of the trace, as
 a number is; so each is put in a box, of which torch sees no content, and the module's forward opens
-it. An Enum stays the member that it is: code asks for it by `is`.
+it. An Enum stays the member that it is: code asks for it by `is`. What a model returns is put in a
+box by its forward.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +19,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import UsageError
-from attngraph.frontend.interface.own_classes import INERT, LEAVES
-from attngraph.inference import each_leaf, is_size
+from attngraph.frontend.interface.own_classes import LEAVES
+from attngraph.inference import INERT, each_leaf, is_named, is_size
 
 
 class Fixed:
@@ -56,7 +58,7 @@ def boxed(inputs: Any) -> Any:
 
 
 def opened(inputs: Any) -> Any:
-    """The inputs that were `boxed`."""
+    """The inputs, or outputs, that were `boxed`."""
     return pytree.tree_map(_content, inputs, is_leaf=_is_box)
 
 
@@ -66,12 +68,34 @@ def boxes_opened(module: torch.nn.Module, args: Any, kwargs: Mapping[str, Any]) 
     if not any(map(_is_box, pytree.tree_leaves((args, kwargs), is_leaf=_is_box))):
         yield
         return
-    forward, before = module.forward, module.__dict__.get("forward")
+    forward = module.forward
 
     def opening(*args: Any, **kwargs: Any) -> Any:
         return forward(*opened(args), **opened(kwargs))
 
-    stated = functools.wraps(forward)(opening)
+    with _in_place_of(module, forward, opening):
+        yield
+
+
+@contextmanager
+def outputs_boxed(module: torch.nn.Module) -> Iterator[None]:
+    """While it lasts, forward returns what a trace doesn't take in boxes."""
+    forward = module.forward
+
+    def boxing(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        return pytree.tree_map(lambda leaf: Fixed(leaf) if is_named(leaf) else leaf, output)
+
+    with _in_place_of(module, forward, boxing):
+        yield
+
+
+@contextmanager
+def _in_place_of(
+    module: torch.nn.Module, forward: Callable[..., Any], other: Callable[..., Any]
+) -> Iterator[None]:
+    before = module.__dict__.get("forward")
+    stated = functools.wraps(forward)(other)
     setattr(stated, "__signature__", inspect.signature(forward))  # noqa: B010
     module.__dict__["forward"] = stated
     try:

@@ -9,36 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
-from pathlib import PurePath
-from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import UsageError
+from attngraph.inference import INERT
 
 LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
-INERT = (
-    Enum,
-    slice,
-    range,
-    EllipsisType,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    type,
-    complex,
-    bytes,
-    PurePath,
-    FunctionType,
-    MethodType,
-    BuiltinFunctionType,
-    ModuleType,
-)
-"""Holds no tensor that a graph computes, and is kept as it is: code may ask for it by `is`."""
 _HEAP = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a class that a `class` statement made."""
 _known: set[type] = set()
@@ -163,7 +142,7 @@ def _refuse_hidden(value: Any) -> None:
 
 def _collect(value: Any, found: dict[type, None], above: list[Any]) -> bool:
     """Adds the unknown classes in `value`; whether each can be taken apart."""
-    if isinstance(value, LEAVES):
+    if isinstance(value, (*LEAVES, *INERT)):
         return True
     if any(value is other for other in above):  # a circle has no tree
         return False

@@ -12,6 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import UsageError
+from attngraph.frontend.interface.fixed_inputs import opened
+from attngraph.frontend.interface.own_classes import make_known
 from attngraph.inference import is_size
 from attngraph.ir.storage import as_pairs, from_pairs
 
@@ -21,6 +23,9 @@ class _Hole:
 
     def __repr__(self) -> str:
         return "tensor"
+
+    def __reduce__(self) -> str:
+        return "_HOLE"  # there is one, of copies and pickled signatures too
 
 
 _HOLE = _Hole()
@@ -59,6 +64,12 @@ class Signature:
         given = _bound(parameters, *sample)
         inputs = pytree.tree_map_only(torch.Tensor, lambda _: _HOLE, given, is_leaf=is_size)
         return cls(parameters, inputs, out_spec, constants, numbers, complexes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The structure is pickled as an output of that: torch warns as it loads its own class."""
+        output = pytree.tree_unflatten([0] * self.out_spec.num_leaves, self.out_spec)
+        rest = self.constants, self.numbers, self.complexes
+        return _restored, (self.parameters, self.inputs, output, *rest)
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The graph's inputs, in order, from a call of the model.
@@ -111,6 +122,12 @@ class Signature:
         fits = all(self.inputs.get(name) in (None, _HOLE) for name in given)
         return out[0] if fits and out else None
 
+    def said(self) -> tuple[Any, ...]:
+        """What a call returns beside tensors, leaf by leaf, and `...` for what is computed."""
+        known = self.constants
+        leaves = [known.get(leaf, ...) for leaf in range(self.out_spec.num_leaves)]
+        return tuple(pytree.tree_leaves(opened(pytree.tree_unflatten(leaves, self.out_spec))))
+
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The graph's outputs in the structure that the eager model returns."""
         rest = iter(outputs)
@@ -121,7 +138,14 @@ class Signature:
             leaves[leaf] = leaves[leaf].item()
         for leaf in self.complexes:
             leaves[leaf] = from_pairs(leaves[leaf])
-        return pytree.tree_unflatten(leaves, self.out_spec)
+        return opened(pytree.tree_unflatten(leaves, self.out_spec))
+
+
+def _restored(
+    parameters: inspect.Signature | None, inputs: Mapping[str, Any], output: Any, *rest: Any
+) -> Signature:
+    make_known(output)
+    return Signature(parameters, inputs, pytree.tree_structure(output), *rest)
 
 
 def _equal(leaf: Any, fixed: Any) -> bool:

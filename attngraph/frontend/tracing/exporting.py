@@ -55,7 +55,6 @@ from attngraph.frontend.tracing.remaining_dims import (
 from attngraph.frontend.tracing.remedies import Remedies
 from attngraph.frontend.tracing.trace_errors import (
     LOOKED_UP,
-    UNKNOWN_OUTPUT,
     AtMultiples,
     chooses,
     deepest,
@@ -63,6 +62,7 @@ from attngraph.frontend.tracing.trace_errors import (
     loop_over,
     raises_itself,
     relates_sizes,
+    returns_unknown,
 )
 from attngraph.frontend.tracing.traced import Subject, Traced
 from attngraph.frontend.watching.asked import Place
@@ -288,7 +288,9 @@ class _Attempts:
     def _answer(self, error: Exception, attempt: _Attempt) -> None:
         """Settles what the next attempt does otherwise; raises where nothing is left to try."""
         message, numbers = str(error), self.numbers
-        if UNKNOWN_OUTPUT.search(message) and _known_output(self.subject):
+        if returns_unknown(message) and (
+            _known_output(self.subject) or self.remedies.box_outputs(self.subject.module)
+        ):
             return
         if self._hits is not None and self._hits.shorten(message):
             return

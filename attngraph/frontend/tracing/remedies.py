@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from unittest.mock import patch
 
 import torch
 
+from attngraph.frontend.interface.fixed_inputs import outputs_boxed
 from attngraph.frontend.rewording.comparisons import decided_comparisons, wants_bool
 from attngraph.frontend.rewording.constants import depends_on_data, known_constants
 from attngraph.frontend.rewording.contiguity import excludes_a_size, undecided_contiguity
@@ -69,6 +71,13 @@ class Remedies:
         new = [cure for cure in found if cure not in self.taken]
         self.taken += new
         return bool(new)
+
+    def box_outputs(self, module: torch.nn.Module) -> bool:
+        """Takes dtypes, Enums and the like for constants that the model returns; not twice."""
+        if any(isinstance(cure, partial) for cure in self.taken):
+            return False
+        self.taken.append(partial(outputs_boxed, module))
+        return True
 
     @contextmanager
     def also(self, cure: Remedy) -> Iterator[Callable[[], None]]:

@@ -20,7 +20,8 @@ from attngraph.frontend.watching.locations import is_plumbing, quote, user_frame
 
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
 _NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
-UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
+_UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
+_NO_META = re.compile(r"'(\w+)' object has no attribute 'meta'")  # an Enum, as an output
 _UNKNOWN_INPUT = re.compile(r"Unsupported input type <class '([\w.<>]+)'>")
 FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
@@ -165,6 +166,11 @@ def relates_sizes(error: Exception) -> bool:
     return not constants(message) and not any(map(_SAME.fullmatch, suggestions(message)))
 
 
+def returns_unknown(message: str) -> bool:
+    """Whether torch may refuse an output of a class that it can't take apart."""
+    return bool(_UNKNOWN_OUTPUT.search(message) or _NO_META.search(message))
+
+
 def explained(
     error: Exception,
     module: torch.nn.Module,
@@ -203,7 +209,7 @@ def explained(
         )
     if match := _GUARD.search(str(error)):
         return _guarded(match, requests, by_name)
-    if match := UNKNOWN_OUTPUT.search(str(error)):
+    if match := _UNKNOWN_OUTPUT.search(str(error)):
         name = match[1].rpartition(".")[2]
         hint = 'pass kwargs={"use_cache": False}' if "Cache" in name else "return tensors only"
         return CaptureError(
@@ -229,6 +235,7 @@ def explained(
         _nested(error)
         or _read_by_numpy(error)
         or _keyed(error)
+        or _differentiated(str(deepest(error)))
         or _data_dependent(str(deepest(error)))
         or reason(error) + _numpy(error)
     )
@@ -281,6 +288,16 @@ def _keyed(error: BaseException) -> str:
     return (
         "a key is made of a tensor's value there, which a trace doesn't have: look up by numbers "
         "of Python, such as those of range()"
+    )
+
+
+def _differentiated(message: str) -> str:
+    """What helps where the model takes gradients of a function as it runs."""
+    if "fake tensor in the exported program constant's list" not in message:
+        return ""
+    return (
+        "a tensor that the model makes as it runs was taken for one that it has, as where "
+        "torch.autograd.grad is called in forward: write the derivative out in its place"
     )
 
 
