@@ -40,6 +40,9 @@ FORMS: dict[str, Rounded] = {
     "two remainders": lambda n: (-(n % 4) - 3 * (n % 5)) % 5,
     "negative divisor": lambda n: -n % -4,
     "one": lambda n: (-n % 1) + (-n // 1),
+    "frames of a signal": lambda n: (math.ceil((n - 4) / 4 + 1) - 1) * 4 + 4 - n,
+    "nearest, and less": lambda n: math.floor(n / 3 + 0.5) + math.trunc(n / 4 - 1.25),
+    "a part that is none": lambda n: math.ceil(n / 3 + 0.1) + math.floor(1 / 3 + n / 3),
 }
 
 
@@ -81,6 +84,29 @@ def test_an_axis_in_blocks_takes_every_length(name: str, sample: int) -> None:
 class Flattened(Blocks):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).flatten(1)
+
+
+class Frames(nn.Module):
+    """(B, N) to what streaming codecs pad a signal to: a last frame that is whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        frames = (length - 4 + 2) / 2 + 1
+        missing = (math.ceil(frames) - 1) * 2 + (4 - 2) - length
+        if missing > length:
+            raise ValueError("too short")
+        padded = F.pad(x[:, None], (2, missing), mode="reflect")[:, 0]
+        return padded.unfold(1, 4, 2).softmax(-1)
+
+
+@pytest.mark.parametrize("sample", [8, 9])
+def test_frames_of_a_signal_are_whole_numbers(sample: int) -> None:
+    module, dim = Frames(), Dim("n", min=3, max=40)
+    graph = capture(module, (torch.randn(2, sample),), dynamic_shapes=({1: dim},)).graph
+    for length in (3, 4, 7, 8, 9, 40):
+        x = torch.randn(2, length)
+        (found,) = interpret(graph, (x,))
+        torch.testing.assert_close(found, module(x))
 
 
 @pytest.mark.parametrize("blocks", [Blocks, Flattened])

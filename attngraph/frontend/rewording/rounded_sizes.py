@@ -8,6 +8,7 @@ which it does. So is `4 - n % 4` behind `if n % 4:`, and it is right without a r
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -126,8 +127,9 @@ def _asks_torch(frame: FrameType | None) -> bool:
 
 
 def _quotient(number: torch.SymFloat) -> tuple[torch.SymInt, int] | None:
-    """A size and an integer whose quotient a float is: n / 4, n / 4.0, n * 0.25."""
-    expr = number.node.expr
+    """A size and an integer whose quotient a float is: n / 4, n / 4.0, n * 0.25, n / 4 + 1."""
+    constant, expr = number.node.expr.as_coeff_Add()
+    shift = Fraction(float(constant))
     if isinstance(expr, (IntTrueDiv, FloatTrueDiv)):
         size, by = expr.args
         factor = None if not by.is_number or by <= 0 else 1 / Fraction(float(by))
@@ -138,11 +140,15 @@ def _quotient(number: torch.SymFloat) -> tuple[torch.SymInt, int] | None:
         size, factor = expr, Fraction(1)
     if isinstance(size, ToFloat):
         size = size.args[0]
-    if factor is None or not size.is_integer or factor <= 0 or factor.denominator > _FINEST:
+    if factor is None or not size.is_integer or factor <= 0:
         return None
+    # Of n / 3 + 0.5 the first float is off, and the sum no whole number then.
+    below = math.lcm(factor.denominator, shift.denominator)
     env = number.node.shape_env
     known = env.backed_var_to_val
-    if not size.free_symbols <= known.keys():
+    if below > _FINEST or not size.free_symbols <= known.keys():
         return None
     made = env.create_symintnode(size, hint=int(size.xreplace(known)))
-    return (made * factor.numerator, factor.denominator) if isinstance(made, torch.SymInt) else None
+    if not isinstance(made, torch.SymInt):
+        return None
+    return made * int(factor * below) + int(shift * below), below
