@@ -232,6 +232,15 @@ def is_named(leaf: Any) -> bool:
     return isinstance(leaf, _NAMED) and not isinstance(leaf, (int, str))
 
 
+def named_in(spec: pytree.TreeSpec) -> Iterator[Any]:
+    """Such as Enums in the attributes of the objects that an output is made of."""
+    rest = spec.context[-1] if isinstance(spec.context, list) and spec.context else None
+    if isinstance(rest, dict):
+        yield from (value for value in rest.values() if is_named(value))
+    for child in spec.children():
+        yield from named_in(child)
+
+
 def each_leaf(of: Callable[[Any], Any], inputs: Any) -> Any:
     """The inputs of a call, nested as they are, each leaf as `of` makes it."""
     return pytree.tree_map(of, inputs, is_leaf=is_size)

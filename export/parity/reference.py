@@ -27,7 +27,7 @@ from attngraph.export.parity.half_rounding import is_as_finite, narrow, rounded,
 from attngraph.export.parity.nudging import SMALLER, Slacks, nudging
 from attngraph.export.parity.saturation import BOUNDED
 from attngraph.export.parity.summation import SUMS
-from attngraph.inference import each_leaf, inference, is_named, restored
+from attngraph.inference import each_leaf, inference, is_named, named_in, restored
 from attngraph.ir.storage import as_pairs, wraps
 
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -315,15 +315,17 @@ def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[st
 def said_by(output: Any, numbers: Collection[int] = ()) -> tuple[Any, ...]:
     """What a module returns beside tensors, leaf by leaf, and `...` for each that is one.
 
-    So are the leaves at the positions `numbers`, which don't count such as dtypes.
+    So are the leaves at the positions `numbers`, which don't count such as dtypes. Behind them come
+    such as Enums in attributes.
     """
     found: list[Any] = []
     at = 0
-    for leaf in pytree.tree_leaves(output):
+    leaves, spec = pytree.tree_flatten(output)
+    for leaf in leaves:
         is_computed = not is_named(leaf) and (isinstance(leaf, torch.Tensor) or at in numbers)
         found.append(... if is_computed else leaf)
         at += not is_named(leaf)
-    return tuple(found)
+    return (*found, *named_in(spec))
 
 
 def _named_leaves(output: Any) -> list[tuple[str, Any]]:

@@ -6,6 +6,7 @@ import itertools
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,20 @@ class ByValue(nn.Module):
 class BySize(ByValue):
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         return x.softmax(-1), self.above if x.shape[1] > 8 else self.below
+
+
+class Told:
+    def __init__(self, weights: Tensor, sign: Sign) -> None:
+        self.weights, self.sign = weights, sign
+
+
+class InAnObject(nn.Module):
+    def __init__(self, above: Sign) -> None:
+        super().__init__()
+        self.above = above
+
+    def forward(self, x: Tensor) -> list[Told]:
+        return [Told(x.softmax(-1), self.above if x.sum() > 0 else Sign.BELOW)]
 
 
 class Counts(nn.Module):
@@ -74,3 +89,17 @@ def test_what_is_the_same_on_both_sides_is_none_that_depends() -> None:
 def test_what_changes_from_call_to_call_is_no_function_of_the_inputs() -> None:
     x = torch.randn(2, 5)
     assert isinstance(attngraph.optimize(Counts(), (x,))(x)[1], int)
+
+
+def test_an_attribute_that_depends_on_values_is_refused() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5)
+    with pytest.raises(CaptureError, match="its sides return different things"):
+        attngraph.optimize(InAnObject(Sign.ABOVE), (x,))
+    assert attngraph.optimize(InAnObject(Sign.BELOW), (x,))(x)[0].sign is Sign.BELOW
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    x = torch.randn(2, 5)
+    found = attngraph.optimize(ByValue(np.float64(0.5), 0.5), (x,))
+    assert found(x)[1] == found(-x)[1] == 0.5

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from attngraph.errors import UsageError
 from attngraph.frontend.interface.fixed_inputs import opened
 from attngraph.frontend.interface.own_classes import make_known
-from attngraph.inference import is_size
+from attngraph.inference import is_size, named_in
 from attngraph.ir.storage import as_pairs, from_pairs
 
 
@@ -123,10 +123,11 @@ class Signature:
         return out[0] if fits and out else None
 
     def said(self) -> tuple[Any, ...]:
-        """What a call returns beside tensors, leaf by leaf, and `...` for what is computed."""
+        """What a call returns beside tensors, as `said_by` gives that of the model's own call."""
         known = self.constants
-        leaves = [known.get(leaf, ...) for leaf in range(self.out_spec.num_leaves)]
-        return tuple(pytree.tree_leaves(opened(pytree.tree_unflatten(leaves, self.out_spec))))
+        leaves = [known.get(leaf, _HOLE) for leaf in range(self.out_spec.num_leaves)]
+        found = pytree.tree_leaves(opened(pytree.tree_unflatten(leaves, self.out_spec)))
+        return (*(... if leaf is _HOLE else leaf for leaf in found), *named_in(self.out_spec))
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The graph's outputs in the structure that the eager model returns."""
