@@ -21,7 +21,7 @@ from attngraph.checks.reaching import goals_of, largest_value, reach
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.budget import Parity, compare, merge
-from attngraph.export.parity.reference import Reference, ReferenceOutputs
+from attngraph.export.parity.reference import Reference, ReferenceOutputs, said_by
 from attngraph.export.precision import DTYPES, half_inside
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model
@@ -54,15 +54,19 @@ _NEARER = (
 """Whether dims are tied, and what becomes of integers, where inputs are drawn anew."""
 
 
-def _is_same(said: Any, told: Any) -> bool:
-    """Whether two leaves of outputs are both tensors, or one number, text or member of an Enum."""
-    numbers = isinstance(said, (bool, int, float)) and isinstance(told, (bool, int, float))
-    is_alike = numbers or type(said) is type(told)
-    return said is told or (is_alike and (said == told or (said != said and told != told)))
+def _is_same(said: tuple[str, Any], told: tuple[str, Any]) -> bool:
+    """Whether two leaves of outputs, with their paths, are both tensors, or one number or text."""
+    (place, one), (other_place, other) = said, told
+    numbers = isinstance(one, (bool, int, float)) and isinstance(other, (bool, int, float))
+    is_alike = place == other_place and (numbers or type(one) is type(other))
+    return is_alike and (one is other or one == other or (one != one and other != other))
 
 
-def _shown(said: Any) -> str:
-    return "a tensor" if said is ... else str(said) if isinstance(said, Enum) else repr(said)
+def _shown(said: tuple[str, Any], beside: tuple[str, Any]) -> str:
+    place, leaf = said
+    if place != beside[0]:
+        return f"{place!r}"
+    return "a tensor" if leaf is ... else str(leaf) if isinstance(leaf, Enum) else repr(leaf)
 
 
 class Check:
@@ -333,16 +337,19 @@ class Check:
 
         What differs in two runs on the sample, as the time does, is no function of the inputs.
         """
-        said, told = reference.said, self.captured.signature.said()
+        said, signature = reference.said, self.captured.signature
+        if len(reference.eager) != len(self.captured.output_names):
+            return ""
+        told = said_by(signature.unflatten(reference.eager, are_tensors=True))
         pairs = enumerate(zip(said, told, strict=True)) if len(said) == len(told) else ()
         apart = [at for at, pair in pairs if not _is_same(*pair)]
         runs = [self.references(self.captured.args).said for _ in range(2)] if apart else []
         for at in apart:
             if _is_same(*(run[at] for run in runs)):
                 return (
-                    f"{self.model.source} returns {_shown(told[at])} for some inputs and "
-                    f"{_shown(said[at])} for others, and a file returns the same for all of them: "
-                    "return a tensor in its place, or leave it out."
+                    f"{self.model.source} returns {_shown(said[at], told[at])} for some inputs, "
+                    f"and a file would return {_shown(told[at], said[at])} for these too: return a "
+                    "tensor in its place, or leave it out."
                 )
         return ""
 

@@ -71,7 +71,7 @@ class ReferenceOutputs:
     single: tuple[torch.Tensor, ...] = ()
     gates: Nudged = tuple
     sums: Nudged = tuple
-    said: tuple[Any, ...] = ()
+    said: tuple[tuple[str, Any], ...] = ()
 
     def cut(self, part: Callable[[Sequence[Any]], tuple[Any, ...]]) -> ReferenceOutputs:
         """Part of what each run returns; `part` is given None where float64 can't be had."""
@@ -312,20 +312,19 @@ def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[st
     return found
 
 
-def said_by(output: Any, numbers: Collection[int] = ()) -> tuple[Any, ...]:
-    """What a module returns beside tensors, leaf by leaf, and `...` for each that is one.
+def said_by(output: Any, numbers: Collection[int] = ()) -> tuple[tuple[str, Any], ...]:
+    """What a module returns beside tensors, leaf by leaf with its path, and `...` for each tensor.
 
     So are the leaves at the positions `numbers`, which don't count such as dtypes. Behind them come
     such as Enums in attributes.
     """
-    found: list[Any] = []
+    found: list[tuple[str, Any]] = []
     at = 0
-    leaves, spec = pytree.tree_flatten(output)
-    for leaf in leaves:
+    for path, leaf in _named_leaves(output):
         is_computed = not is_named(leaf) and (isinstance(leaf, torch.Tensor) or at in numbers)
-        found.append(... if is_computed else leaf)
+        found.append((path, ... if is_computed else leaf))
         at += not is_named(leaf)
-    return (*found, *named_in(spec))
+    return (*found, *(("", each) for each in named_in(pytree.tree_structure(output))))
 
 
 def _named_leaves(output: Any) -> list[tuple[str, Any]]:

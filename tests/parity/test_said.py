@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, ParityError
 
 _calls = itertools.count()
 
@@ -42,6 +42,11 @@ class BySize(ByValue):
 class Told:
     def __init__(self, weights: Tensor, sign: Sign) -> None:
         self.weights, self.sign = weights, sign
+
+
+class Named(ByValue):
+    def forward(self, x: Tensor) -> Any:
+        return {self.above if x.sum() > 0 else self.below: x.softmax(-1)}
 
 
 class InAnObject(nn.Module):
@@ -103,3 +108,24 @@ def test_numbers_of_numpy_are_numbers() -> None:
     x = torch.randn(2, 5)
     found = attngraph.optimize(ByValue(np.float64(0.5), 0.5), (x,))
     assert found(x)[1] == found(-x)[1] == 0.5
+
+
+def test_names_that_depend_on_values_are_refused() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5)
+    with pytest.raises(CaptureError, match="its sides return different things"):
+        attngraph.optimize(Named("above", "below"), (x,))
+    assert list(attngraph.optimize(Named("own", "own"), (x,))(x)) == ["own"]
+
+
+def test_a_text_that_is_made_of_a_size_is_refused() -> None:
+    """A trace has the symbol's own name in it."""
+
+    class Says(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, str]:
+            return x.softmax(-1), f"{x.shape[0]} rows"
+
+    shapes = ({0: Dim("batch", max=9)},)
+    with pytest.raises(ParityError, match="returns '5 rows' for some inputs, and a file"):
+        attngraph.optimize(Says(), (torch.randn(5, 4),), dynamic_shapes=shapes)
+    assert attngraph.optimize(Says(), (x := torch.randn(5, 4),))(x)[1] == "5 rows"

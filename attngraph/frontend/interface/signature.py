@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from attngraph.errors import UsageError
 from attngraph.frontend.interface.fixed_inputs import opened
 from attngraph.frontend.interface.own_classes import make_known
-from attngraph.inference import is_size, named_in
+from attngraph.inference import is_size
 from attngraph.ir.storage import as_pairs, from_pairs
 
 
@@ -122,20 +122,16 @@ class Signature:
         fits = all(self.inputs.get(name) in (None, _HOLE) for name in given)
         return out[0] if fits and out else None
 
-    def said(self) -> tuple[Any, ...]:
-        """What a call returns beside tensors, as `said_by` gives that of the model's own call."""
-        known = self.constants
-        leaves = [known.get(leaf, _HOLE) for leaf in range(self.out_spec.num_leaves)]
-        found = pytree.tree_leaves(opened(pytree.tree_unflatten(leaves, self.out_spec)))
-        return (*(... if leaf is _HOLE else leaf for leaf in found), *named_in(self.out_spec))
+    def unflatten(self, outputs: Sequence[Any], *, are_tensors: bool = False) -> Any:
+        """The graph's outputs in the structure that the eager model returns.
 
-    def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """The graph's outputs in the structure that the eager model returns."""
+        With `are_tensors` numbers stay the tensors that the graph returns.
+        """
         rest = iter(outputs)
         known = self.constants
         count = self.out_spec.num_leaves
         leaves = [known[leaf] if leaf in known else next(rest) for leaf in range(count)]
-        for leaf in self.numbers:
+        for leaf in () if are_tensors else self.numbers:
             leaves[leaf] = leaves[leaf].item()
         for leaf in self.complexes:
             leaves[leaf] = from_pairs(leaves[leaf])
