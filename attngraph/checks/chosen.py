@@ -95,13 +95,20 @@ def held_as_chosen(
             if parity.passed:
                 found[label] = parity
                 others, rows = others + choices.others, rows + choices.rows
-    note = (
+    if not found:
+        return found, ""
+    if not others:
+        return found, (
+            f"At {'; '.join(found)} the file's top-k takes what the model's takes, in another "
+            "order: either may, where scores are nearer to each other than rounding or "
+            "sorted=False asks for any order. It was held against the model with the file's."
+        )
+    return found, (
         f"In {others} of {rows} rows, at {'; '.join(found)}, {OTHERS} in its own precision or in "
         "float64. Their scores are nearer to each other than rounding, so either may, and it was "
         "held against the model with the file's choices. Such rows differ from eager's. Where "
         "scores are equal, only a choice by torch.sort(..., stable=True) is the same for both."
     )
-    return found, note if found else ""
 
 
 def choices_of(model: onnx_ir.Model) -> tuple[str, ...]:

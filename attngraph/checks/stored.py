@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attngraph.checks.check import Candidate, Check
+from attngraph.checks.check import Candidate, Cases, Check
 from attngraph.checks.padded import annotated
 from attngraph.checks.rounded import (
     FUSED,
@@ -22,6 +22,7 @@ from attngraph.checks.rounded import (
     worst,
 )
 from attngraph.checks.weight_only import errors_of, reference_of
+from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import ReferenceOutputs
 from attngraph.export.precision.quantize import OutputError
@@ -29,15 +30,20 @@ from attngraph.ir import Graph, interpret
 
 
 def held_as_stored(
-    check: Check, graph: Graph, candidate: Candidate, apart: Apart | None = None
+    check: Check,
+    graph: Graph,
+    candidate: Candidate,
+    apart: Apart | None = None,
+    buffers: Buffers | None = None,
 ) -> tuple[Parity, list[OutputError]]:
     """Parity of kernels with the weights they store, and the outputs' distance to the model.
 
     `graph` is the quantised one, which says what the stored weights stand for. Where it rounds
-    activations, `apart` opens the candidate with further outputs (checks/rounded.py).
+    activations, `apart` opens the candidate with further outputs (checks/rounded.py). `buffers` are
+    those of a static cache, whose file may run the rows of a batch one by one.
     """
     if apart is not None and rounded_linears(graph):
-        return _rounded(check, graph, candidate, apart)
+        return _rounded(check, graph, candidate, apart, buffers)
     check.require_rows()
     originals = check.all_references()
     reference = reference_of(graph, check.precision)
@@ -57,7 +63,7 @@ def held_as_stored(
 
 
 def _rounded(
-    check: Check, graph: Graph, candidate: Candidate, apart: Apart
+    check: Check, graph: Graph, candidate: Candidate, apart: Apart, buffers: Buffers | None
 ) -> tuple[Parity, list[OutputError]]:
     check.require_rows()
     originals, cases, cut = check.all_references(), check.all_cases(), Cut.of(graph)
@@ -66,9 +72,10 @@ def _rounded(
     count, linears = len(names), len(cut.linears)
     parities, errors = {}, []
     plain = without_rounding(graph)
+    alone = _alone(cases, graph, buffers)
     with apart(cut.names) as run:
-        taken = {label: run(tensors) for label, tensors in cases.items()}
-    for label, tensors in cases.items():
+        taken = {label: run(tensors) for label, tensors in alone.items()}
+    for label, tensors in alone.items():
         whole, found = taken[label][:count], taken[label][count:]
         given = cut.known(tensors, graph, found)
         results = found[:linears]
@@ -89,8 +96,25 @@ def _rounded(
         outputs.append(worst(flipped(session, kept, others.eager), FUSED))
         shapes = [*between.eager[:count], *[results[0]] * (len(outputs) - count)]
         parities[label] = annotated(replace(parity, outputs=tuple(outputs)), notes, shapes)
-        if label in check.drawn:
-            continue
-        original, kept, _ = check.padding.cut(originals[label], shipped, tensors)
-        errors.append((original, kept))
+    for label, tensors in cases.items():
+        if label not in check.drawn:
+            original, kept, _ = check.padding.cut(originals[label], candidate(tensors), tensors)
+            errors.append((original, kept))
     return check.required(merge(parities)), errors_of(errors)
+
+
+def _alone(cases: Cases, graph: Graph, buffers: Buffers | None) -> Cases:
+    """The cases, each row by itself where the file runs rows one by one.
+
+    Their results are joined along the first axis, which holds of a decoder's outputs alone: what
+    lies before these may have rows along any axis, or as many as a router gave an expert.
+    """
+    if buffers is None:
+        return cases
+    names, found = [value.name for value in graph.inputs], {}
+    for label, tensors in cases.items():
+        rows = buffers.alone(dict(zip(names, tensors, strict=True)))
+        for row, given in enumerate(rows):
+            place = f"{label}, row {row}" if len(rows) > 1 else label
+            found[place] = tuple(given[name] for name in names)
+    return found

@@ -202,8 +202,9 @@ class Compilation:
             return optimized
         with stage("parity", report):
             self._reach(optimized)
+            apart = partial(taken_apart, optimized)
             report.parity, report.quantised.errors = held_as_stored(
-                self.check, optimized.graph, optimized.evaluate, partial(taken_apart, optimized)
+                self.check, optimized.graph, optimized.evaluate, apart, optimized.buffers
             )
         if not report.parity.passed:
             raise ParityError(

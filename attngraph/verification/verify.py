@@ -139,9 +139,8 @@ def verify_file(
         chosen = Chosen(choices_of(onnx_ir.load(path)), partial(file.taken_apart, options.device))
         parity = check.final(file.run, chosen=chosen)
     else:
-        parity, quantised.errors = held_as_stored(
-            check, stored, file.run, partial(file.taken_apart, options.device)
-        )
+        apart = partial(file.taken_apart, options.device)
+        parity, quantised.errors = held_as_stored(check, stored, file.run, apart, file.buffers)
         notes += quantised.kept
     notes += [*check.halves, *check.ties]
     weights = _compared_weights(check, file, made, made.on(options.device), stored)

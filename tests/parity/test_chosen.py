@@ -115,6 +115,24 @@ def test_a_near_tie_of_a_router_is_told() -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("size", [4, 7, 400], ids="of {}".format)
+def test_the_largest_in_any_order_come_in_order(size: int) -> None:
+    """torch sorts a few of many by itself, and of others gives them as it finds them."""
+
+    class Unsorted(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return tuple(x.topk(3, -1, sorted=False))
+
+    torch.manual_seed(0)
+    x = torch.randn(16, size)
+    found = attngraph.optimize(Unsorted(), (x,))
+    expected = x.topk(3, -1)
+    assert all(map(torch.equal, found(x), expected))
+    is_another = not torch.equal(x.topk(3, -1, sorted=False).indices, expected.indices)
+    notes = [note for note in found.report.notes if "in another order" in note]
+    assert len(notes) == is_another == (size < 400)
+
+
 def test_an_error_beside_a_near_tie_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ties, and an expert that a kernel gets wrong."""
     whole = attngraph.Optimized.evaluate

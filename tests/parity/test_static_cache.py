@@ -293,6 +293,39 @@ def test_quantized_weights_and_buffers() -> None:
     assert torch.equal(static.generate(ids, STEPS, mask), growing.generate(ids, STEPS, mask))
 
 
+class Routed(cached_gpt.Block):
+    """Two experts, each of the tokens that a router gives it: as many as there are."""
+
+    def __init__(self, config: cached_gpt.Config) -> None:
+        super().__init__(config)
+        self.router = nn.Linear(config.width, 2)
+        self.experts = nn.ModuleList(nn.Linear(config.width, config.width) for _ in range(2))
+
+    def forward(self, x: Tensor, past: cached_gpt.Layer) -> tuple[Tensor, cached_gpt.Layer]:
+        x, present = super().forward(x, past)
+        flat = x.flatten(0, 1)
+        chosen, found = self.router(flat).argmax(-1), torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            found = found.index_add(0, rows, expert(flat[rows]))
+        return x + found.view_as(x), present
+
+
+def test_rows_that_run_one_by_one_are_checked_one_by_one() -> None:
+    """What lies before a decoder's outputs has rows along any axis, or as an expert is given."""
+    module, args, shapes = cached_gpt.build()
+    module.blocks = nn.ModuleList(Routed(module.config) for _ in module.blocks)
+    torch.manual_seed(0)
+    decoder = attngraph.optimize_decoder(
+        peaked(module), args, dynamic_shapes=shapes, cache="static", max_length=ROOM,
+        weights="int8", activations="int8",
+    )  # fmt: skip
+    assert decoder.report.parity is not None
+    assert decoder.report.parity.passed
+    cases = {output.case for output in decoder.report.parity.outputs}
+    assert any(case.endswith(", row 1") for case in cases)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -58,14 +58,11 @@ class Buffers:
 
         The buffers hold NaN behind the tokens, so that reading there shows.
         """
-        batch, new = given[self.ids].shape[:2]
-        first = next(iter(self.presents))
-        past = given[first].shape[self.axes[first]]
-        if by_row(batch, new, past):
-            rows = [
-                self.evaluate(run, row_of(given, row, self.rows), outputs) for row in range(batch)
-            ]
-            return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+        rows = self.alone(given)
+        if len(rows) > 1:
+            each = [self.evaluate(run, row, outputs) for row in rows]
+            return tuple(torch.cat(parts) for parts in zip(*each, strict=True))
+        new, past = given[self.ids].shape[1], self._past(given)
         feeds = dict(given)
         for name, axis in self.axes.items():
             room = list(given[name].shape)
@@ -78,6 +75,17 @@ class Buffers:
             tensor.narrow(axes[name], 0, past + new) if name in axes else tensor
             for name, tensor in zip(outputs, run(feeds), strict=True)
         )
+
+    def alone(self, given: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """What runs by itself: each row of a batch, or all of them together."""
+        batch, new = given[self.ids].shape[:2]
+        if not by_row(batch, new, self._past(given)):
+            return [dict(given)]
+        return [row_of(given, row, self.rows) for row in range(batch)]
+
+    def _past(self, given: Mapping[str, torch.Tensor]) -> int:
+        first = next(iter(self.presents))
+        return given[first].shape[self.axes[first]]
 
 
 def by_row(batch: int, new: int, past: int) -> bool:
