@@ -294,19 +294,19 @@ def test_quantized_weights_and_buffers() -> None:
 
 
 class Routed(cached_gpt.Block):
-    """Two experts, each of the tokens that a router gives it: as many as there are."""
+    """Each token's best two of three experts: first the rows whose best it is, then the others."""
 
     def __init__(self, config: cached_gpt.Config) -> None:
         super().__init__(config)
-        self.router = nn.Linear(config.width, 2)
-        self.experts = nn.ModuleList(nn.Linear(config.width, config.width) for _ in range(2))
+        self.router = nn.Linear(config.width, 3)
+        self.experts = nn.ModuleList(nn.Linear(config.width, config.width) for _ in range(3))
 
     def forward(self, x: Tensor, past: cached_gpt.Layer) -> tuple[Tensor, cached_gpt.Layer]:
         x, present = super().forward(x, past)
         flat = x.flatten(0, 1)
-        chosen, found = self.router(flat).argmax(-1), torch.zeros_like(flat)
+        chosen, found = self.router(flat).topk(2).indices, torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
-            (rows,) = torch.where(chosen == number)
+            _, rows = torch.where((chosen == number).mT)
             found = found.index_add(0, rows, expert(flat[rows]))
         return x + found.view_as(x), present
 
