@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph import optimize
-from attngraph.errors import UsageError
+from attngraph.errors import CaptureError, UsageError
 
 pytestmark = pytest.mark.wide
 
@@ -102,3 +102,31 @@ def test_parts_of_two_tensors_in_step_are_no_parts() -> None:
     for length in (1, 13, 130):
         x, hides = torch.randn(2, length, 4), torch.rand(2, length) > 0.5
         torch.testing.assert_close(optimized(x, hides), Queries()(x, hides))
+
+
+class InFour(nn.Module):
+    """Attention of a query in four parts, or of keys in four to which a state is handed on."""
+
+    def __init__(self, *, carries: bool) -> None:
+        super().__init__()
+        self.carries = carries
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.carries:
+            state, found = torch.zeros(x.shape[0], 8, 8), []
+            for part in x.chunk(4, 1):
+                state = state + part.mT @ part
+                found.append(part @ state)
+            return torch.cat(found, 1)
+        parts = [(part @ x.mT).softmax(-1) @ x for part in x.chunk(4, 1)]
+        return torch.cat(parts, 1)
+
+
+def test_the_line_of_a_cut_is_told_whether_it_is_left_out_or_stays() -> None:
+    """Loops of the same function are rewritten in its source, whose first line isn't the cut's."""
+    inputs, shapes = (torch.randn(2, 16, 8),), ({1: Dim("length", max=64)},)
+    optimized = optimize(InFour(carries=False), inputs, dynamic_shapes=shapes)
+    (note,) = [note for note in optimized.report.notes if "cut into parts" in note]
+    assert "parts = [(part @ x.mT)" in note
+    with pytest.raises(CaptureError, match=r"fixes it to 16 at .*for part in x\.chunk\(4, 1\)"):
+        optimize(InFour(carries=True), inputs, dynamic_shapes=shapes)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from attngraph.frontend.rewording.loop_statements import called_name, located
+from attngraph.frontend.rewording.loop_statements import called_name, expression, located
 
 _PARTS = (ast.Name, ast.Constant, ast.Attribute, ast.BinOp, ast.Add, ast.Sub, ast.Mult)
 _KINDS = {"device", "dtype"}
@@ -129,7 +129,7 @@ class Blocks:
             return None
         told = (f"lambda {self._index}: {ast.unparse(each)}" for each in (of_all, of_last))
         call = f"{helpers}.of_block({known}, {self._index}, {', '.join(told)})"
-        return located(ast.parse(call, mode="eval").body, number)
+        return expression(call, number)
 
     def _resolved(self, part: ast.expr, *, limited: bool) -> ast.expr | None:
         """With the side that a block's end has in the place of each min; None if one is of no

@@ -18,6 +18,7 @@ from attngraph.frontend.rewording.loop_statements import (
     Plain,
     added_to,
     assigned_to,
+    expression,
     located,
     parsed,
 )
@@ -428,5 +429,4 @@ class _Slices(ast.NodeTransformer):
         return located(made, node) if node.keywords else own
 
     def _helper(self, name: str, at: ast.AST) -> ast.expr:
-        found = ast.parse(f"{HELPERS}.{name}", mode="eval").body
-        return ast.fix_missing_locations(ast.copy_location(found, at))
+        return expression(f"{HELPERS}.{name}", at)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.frontend.rewording.loop_lists import Steps, Unread
 from attngraph.frontend.rewording.loop_names import stored
-from attngraph.frontend.rewording.loop_statements import located, parsed
+from attngraph.frontend.rewording.loop_statements import expression, located, parsed
 
 _SIGNS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
@@ -284,7 +284,7 @@ class Choosing(ast.NodeTransformer):
         return made
 
     def _call(self, name: str, at: ast.expr, *args: ast.expr) -> ast.Call:
-        helper = ast.parse(f"{self._helpers}.{name}", mode="eval").body
+        helper = expression(f"{self._helpers}.{name}", at)
         return located(ast.Call(helper, [*args], []), at)
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from attngraph.frontend.rewording.loop_names import loaded, stored_in
-from attngraph.frontend.rewording.loop_statements import located, parsed
+from attngraph.frontend.rewording.loop_statements import expression, located, parsed
 from attngraph.frontend.rewording.loop_turns import is_plain
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -244,7 +244,7 @@ class _Blanks(ast.NodeTransformer):
                 pass
             case _:
                 return node
-        helper = ast.parse(f"{self._helpers}.blank", mode="eval").body
+        helper = expression(f"{self._helpers}.blank", node)
         made = ast.Call(helper, [one, times], [])
         return located(made, node)
 

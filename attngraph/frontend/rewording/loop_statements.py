@@ -138,9 +138,20 @@ def parsed(text: str, at: ast.AST) -> list[ast.stmt]:
     """Statements that stand where another does."""
     found = ast.parse(text).body
     for part in found:
-        for each in ast.walk(part):
-            ast.copy_location(each, at)
+        _move(part, at)
     return found
+
+
+def expression(text: str, at: ast.AST) -> ast.expr:
+    """One that stands where another does, all of it: a method's call is where its name ends."""
+    found = ast.parse(text, mode="eval").body
+    _move(found, at)
+    return found
+
+
+def _move(tree: ast.AST, at: ast.AST) -> None:
+    for each in ast.walk(tree):
+        ast.copy_location(each, at)
 
 
 def added_to(statements: Sequence[ast.stmt]) -> dict[str, list[str]]:

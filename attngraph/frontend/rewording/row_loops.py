@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from attngraph.frontend.rewording.loop_statements import expression
 from attngraph.frontend.rewording.loop_turns import Turns, is_call, is_plain, is_range, range_of
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -118,7 +119,7 @@ class _Lists(ast.NodeTransformer):
         named: list[ast.keyword] | None = None,
     ) -> ast.expr:
         """A helper's call in the place of an expression."""
-        helper = ast.parse(f"{self._helpers}.{name}", mode="eval").body
+        helper = expression(f"{self._helpers}.{name}", at)
         return ast.fix_missing_locations(
             ast.copy_location(ast.Call(helper, given, named or []), at)
         )

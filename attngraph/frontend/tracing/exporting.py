@@ -54,6 +54,7 @@ from attngraph.frontend.tracing.remaining_dims import (
 )
 from attngraph.frontend.tracing.remedies import Remedies
 from attngraph.frontend.tracing.trace_errors import (
+    CUT,
     LOOKED_UP,
     AtMultiples,
     chooses,
@@ -340,6 +341,8 @@ class _Attempts:
         ):
             told, fixed = before.error, before.fixed
         own = partial(_own, self.subject)
+        if not fixed and self.numbers.cuts:  # of which a trace has as many parts as the sample
+            fixed = {CUT: min(self.numbers.cuts)}
         self.refusal = explained(told, self.subject.module, attempt.requests, fixed, own)
         if type(self.refusal) is CaptureError and attempt.multiples:
             self.refusal = AtMultiples(str(self.refusal), attempt.multiples)

@@ -35,6 +35,7 @@ _COUNTS = re.compile(r"\bfor\b.*\brange\(")
 _TOP_K = re.compile(r"\bk (not in|out of) range\b")
 _TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
 LOOKED_UP = "a size that is looked up"
+CUT = "an axis that is cut into a number of parts"
 _BY_TORCH = re.compile(r"Caused by: \(_(refs|meta|prims|subclasses|decomp)")
 _CONSTANT = re.compile(
     r"You marked (.+?) as dynamic but your code specialized it to be a constant "
@@ -110,7 +111,7 @@ def specialised(request: Request, fixed: Places) -> Specialised:
 
 def loop_over(request: Request, fixed: Places) -> tuple[str, int] | None:
     """The line on which a size became a constant, if Python counts to it there."""
-    place = _place(request, fixed)
+    place = None if CUT in fixed else _place(request, fixed)
     is_loop = place is not None and _COUNTS.search(linecache.getline(*place))
     return place if is_loop else None
 
@@ -134,7 +135,7 @@ def _place(request: Request, fixed: Places) -> tuple[str, int] | None:
     for source, frame in fixed.items():
         if _is_of(source, request):
             place = frame
-    return place or fixed.get(LOOKED_UP)
+    return place or fixed.get(LOOKED_UP) or fixed.get(CUT)
 
 
 def _is_of(source: str, request: Request) -> bool:
