@@ -19,10 +19,13 @@ _PASSES = [LoopBodies(tuple(_CLEAN)), *_CLEAN, *make(["split-loops", "raise-recu
 _OPS = {"attn.scan", "attn.linear_attention", "attn.recurrent"}
 
 
-def _compiled(kind: type[torch.nn.Module]) -> tuple[Graph, Graph, list[Remark]]:
+def _compiled(
+    kind: type[torch.nn.Module], dtype: torch.dtype = torch.float32
+) -> tuple[Graph, Graph, list[Remark]]:
     """The captured graph of any length, what the passes make of it, and what they say."""
     shapes = ({0: Dim("batch", min=1, max=64), 1: Dim("seq", min=1, max=512)},)
-    before = capture(kind().eval(), (torch.randn(2, 7, WIDTH),), dynamic_shapes=shapes).graph
+    module, x = kind().eval().to(dtype), torch.randn(2, 7, WIDTH, dtype=dtype)
+    before = capture(module, (x,), dynamic_shapes=shapes).graph
     after = clone(before)
     remarks = [remark for item in _PASSES for remark in item.run(after)]
     verify(after)
@@ -68,6 +71,14 @@ def test_what_stays_a_loop_says_why(kind: type[torch.nn.Module]) -> None:
     for reason, words in zip(reasons, written.KEPT[kind], strict=True):
         assert words in reason
     _assert_same(before, after, torch.randn(3, 5, WIDTH))
+
+
+def test_states_that_no_kernel_takes_say_so_before_what_else_they_read() -> None:
+    _, after, remarks = _compiled(written.Matrix, torch.float64)
+    assert _ops(after) == ["attn.scan"]
+    declined = [remark.reason for remark in remarks if remark.status == "declined"]
+    assert len(declined) == 2
+    assert all("no kernel for a state in float64" in reason for reason in declined)
 
 
 def test_no_loop_hands_on_matrices() -> None:

@@ -121,15 +121,21 @@ class _State:
             first = [n for n in nodes if any(v in self.others for v in n.inputs)]
             if self._is_needed_by(leaves):
                 return _CIRCLE, first[0]
-            has_terms = len(self.state.shape) > 3 and self.state.dtype in _KERNELS
+            if self.is_matrix and (why := self._without_kernel()):
+                return why, behind[0]
+            has_terms = len(self.state.shape) > 3
             why, node = self._of_terms(behind) if has_terms else (_UNREAD, self.node)
             return (_OTHER, first[0]) if why is _UNREAD else (why, node)
         if not self.is_matrix:
             return _CHANNELS, self.node
-        if self.state.dtype not in _KERNELS:
-            name = str(self.state.dtype).removeprefix("torch.")
-            return f"the operator has no kernel for a state in {name}", behind[0]
+        if why := self._without_kernel():
+            return why, behind[0]
         return self._of_terms(behind)
+
+    def _without_kernel(self) -> str:
+        name = str(self.state.dtype).removeprefix("torch.")
+        is_known = self.state.dtype in _KERNELS
+        return "" if is_known else f"the operator has no kernel for a state in {name}"
 
     def _is_needed_by(self, leaves: Collection[Value]) -> bool:
         """Whether a state among the leaves depends on this one, after any number of steps."""
