@@ -210,15 +210,6 @@ def default_epsilon(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit(node.op, node.inputs, {**node.attrs, "eps": epsilon}, at=node)
 
 
-@rule("aten.topk")
-def in_order(rewriter: Rewriter, node: Node) -> Replacement:
-    """The largest come in order: of those in any order, torch and a kernel choose different ones,
-    and rows that an index picks by them would be in another order too."""
-    if attribute(node, "sorted"):
-        return None
-    return rewriter.emit(node.op, node.inputs, {**node.attrs, "sorted": True}, at=node)
-
-
 VALUE_FORMS = [
     nothing,
     dropout,
@@ -229,5 +220,4 @@ VALUE_FORMS = [
     softmax,
     matmul,
     default_epsilon,
-    in_order,
 ]

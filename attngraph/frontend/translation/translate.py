@@ -251,6 +251,10 @@ class Translator:
         read_args = [self._read(arg) for arg in args]
         read_kwargs = {key: self._read(arg) for key, arg in kwargs.items()}
         inputs, attrs = flatten_call(definition, read_args, read_kwargs)
+        if attrs.get("sorted") is False:
+            # What may come in any order comes in order, as by default: torch and a kernel would
+            # choose different ones, and rows that are picked by these places would follow.
+            del attrs["sorted"]
         value = node.meta.get("val")
         loc = self._locator.of(node)
         if any(isinstance(attr, Value) for attr in attrs.values()):
