@@ -149,8 +149,7 @@ def _sizes_beside(graph: Graph, only: Set[Node]) -> frozenset[str]:
 
 def _pad_selected(graph: Graph, node: Node) -> None:
     """Has a node that selects one of some rows, whose number only a run tells, find one."""
-    rows, dim, place = node.inputs[0], attribute(node, "dim"), attribute(node, "index")
-    assert rows is not None
+    rows, dim, place = node.source, attribute(node, "dim"), attribute(node, "index")
     axis = dim % len(rows.shape)
     if not isinstance(place, int) or not any(map(is_of_a_run, symbols_of(rows.shape[axis]))):
         return

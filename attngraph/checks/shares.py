@@ -126,8 +126,7 @@ def _steps(name: str, linear: Node, rough: float, fine: float | None) -> list[_S
 
 def _cost(linear: Node) -> int:
     """Products of numbers for each row."""
-    codes = linear.inputs[1]
-    assert codes is not None
+    codes = linear.input(1)
     assert codes.data is not None
     return codes.data.numel()
 
@@ -139,10 +138,8 @@ def _with(plain: Graph, linears: Mapping[str, Node], fine: Collection[str] = ())
         linear = linears.get(node.outputs[0].name) if node.outputs else None
         if linear is None:
             continue
-        _, codes, scales, bias = (*linear.inputs, None)[:4]
-        assert codes is not None
-        assert scales is not None
-        held = [copy.add_constant(each.name, each.data, each.type) for each in (codes, scales)]
+        _, *stored, bias = (*linear.inputs, None)[:4]
+        held = [copy.add_constant(each.name, each.data, each.type) for each in stored if each]
         shift = None if bias is None else node.inputs[2]
         attrs = linear.attrs
         if node.outputs[0].name in fine:

@@ -157,8 +157,7 @@ def _tell_shares(found: Quantised, graph: Graph, errors: Mapping[str, float]) ->
     stored = {linear.returns for linear in found.forms}
     for node in graph:
         if node.op == "aten.linear" and node.output.name in errors.keys() - stored:
-            weight = node.inputs[1]
-            assert weight is not None
+            weight = node.input(1)
             found.forms.append(Linear(weight.name, "float32", node.output.name))
     total = sum(error**2 for error in errors.values())
     for linear in found.forms:

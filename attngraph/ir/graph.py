@@ -98,6 +98,18 @@ class Node:
         """The inputs that are there: an optional one that isn't given is None among `inputs`."""
         return [value for value in self.inputs if value is not None]
 
+    def input(self, at: int) -> Value:
+        """An input that the op requires. Raises IRError where it is absent."""
+        value = self.inputs[at]
+        if value is None:
+            raise IRError(f"{self!r} lacks an input at {at}.")
+        return value
+
+    @property
+    def source(self) -> Value:
+        """The first input. Raises IRError where it is absent."""
+        return self.input(0)
+
     @property
     def output(self) -> Value:
         """The only output. Raises IRError where there are several."""

@@ -267,8 +267,7 @@ def rebuild(make: EarlyBuilder, loc: Loc, tree: Tree) -> Value | None:
     assert result is not None
     if tree.same_op:
         if len(inputs) == 1 and not is_cast(node):
-            source = node.inputs[0]
-            assert source is not None
+            source = node.source
             if not same_shape(result.shape, source.shape):
                 inputs = [make(loc, "aten.expand", result, size=list(source.shape))]
         result = make(loc, node.op, *inputs, *node.inputs[len(inputs) :], **node.attrs)

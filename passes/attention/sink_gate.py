@@ -40,8 +40,7 @@ def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
         returned = set(checked.graph.outputs)
         if any(value in returned for link in chain for value in link.inputs):
             continue
-        x = anchor.inputs[0]
-        assert x is not None
+        x = anchor.source
         # after all that the values and the sink are made of
         build.at(node, fuse_locs([anchor, test, node], anchor))
         column = _column(build, sink, [*x.shape[:dim], 1, *x.shape[dim + 1 :]], dim)

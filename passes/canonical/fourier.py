@@ -81,8 +81,7 @@ class Transform:
 
 def read_transform(node: Node) -> Transform | None:
     """What a FOURIER node does; None where its tables would be too large or are unknown."""
-    source, result = node.inputs[0], node.output
-    assert source is not None
+    source, result = node.source, node.output
     if not isinstance(source.type, TensorType) or source.dtype.to_real() == torch.float16:
         return None
     rank = len(source.shape)
@@ -123,8 +122,7 @@ def _public(node: Node, rank: int) -> tuple[list[int], Sequence[Any] | None]:
     if dims is None:
         dims = range(rank) if lengths is None else range(rank - len(lengths), rank)
     found = [dim % rank for dim in dims]
-    source = node.inputs[0]
-    assert source is not None
+    source = node.source
     if lengths is not None:
         lengths = [
             source.shape[dim] if length == -1 else length

@@ -13,19 +13,19 @@ from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, inputs_of
 from attngraph.ir.traits import COMPLEMENT, RESHAPE
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 
 @rule("aten.pad", "aten.constant_pad_nd")
 def padded_by_nothing(rewriter: Rewriter, node: Node) -> Replacement:
     """Zero elements more on each side."""
-    return source_of(node) if all(amount == 0 for amount in attribute(node, "pad")) else None
+    return node.source if all(amount == 0 for amount in attribute(node, "pad")) else None
 
 
 @rule("aten.pad")
 def padded_twice(rewriter: Rewriter, node: Node) -> Replacement:
     """Padding of padding with the same number."""
-    inner = source_of(node).producer
+    inner = node.source.producer
     if inner is None or inner.op != node.op or inner.attrs.keys() != node.attrs.keys():
         return None
     if any(str(inner.attrs[name]) != str(node.attrs[name]) for name in node.attrs if name != "pad"):
@@ -37,7 +37,7 @@ def padded_twice(rewriter: Rewriter, node: Node) -> Replacement:
         return None
     amounts = zip_longest(mine, its, fillvalue=0)
     attrs = {**node.attrs, "pad": [one + other for one, other in amounts]}
-    return rewriter.emit(node.op, [source_of(inner)], attrs, at=node, fused=[inner])
+    return rewriter.emit(node.op, [inner.source], attrs, at=node, fused=[inner])
 
 
 def _number(node: Node, name: str) -> Any:
@@ -63,7 +63,7 @@ def times_one(rewriter: Rewriter, node: Node) -> Replacement:
     """x · 1 and 1 · x."""
     if _number(node, "other") == 1:
         return _only(node, node.inputs[0])
-    if len(node.inputs) > 1 and _element(source_of(node)) == 1:  # a number that scales is no value
+    if len(node.inputs) > 1 and _element(node.source) == 1:  # a number that scales is no value
         return _only(node, node.inputs[1])
     return None
 
@@ -88,7 +88,7 @@ def plus_zero(rewriter: Rewriter, node: Node) -> Replacement:
     adds = node.op.startswith("aten.add")
     if _is_neutral(_number(node, "other"), node.output.dtype, negative=adds):
         return _only(node, node.inputs[0])
-    is_zero = _is_neutral(_element(source_of(node)), node.output.dtype, negative=True)
+    is_zero = _is_neutral(_element(node.source), node.output.dtype, negative=True)
     if adds and is_zero and len(node.inputs) > 1:  # a number that is added is no value
         return _only(node, node.inputs[1])
     return None
@@ -113,7 +113,7 @@ def or_false(rewriter: Rewriter, node: Node) -> Replacement:
 
 
 def _beside(node: Node, neutral: bool) -> Value | None:
-    left, right = source_of(node), node.inputs[1]
+    left, right = node.source, node.inputs[1]
     if right is not None and _element(right) is neutral:
         return _only(node, left)
     return _only(node, right) if _element(left) is neutral else None
@@ -144,17 +144,17 @@ def double_negation(rewriter: Rewriter, node: Node) -> Replacement:
     """−(−x), ~~x, and not not x of a bool, for which both kinds of not are one, and the same with
     a reshape between the two.
     """
-    source = source_of(node)
+    source = node.source
     reshaped = source.producer if source.producer and source.producer.op in RESHAPE else None
-    inner = source.producer if reshaped is None else source_of(reshaped).producer
+    inner = source.producer if reshaped is None else reshaped.source.producer
     if inner is None or inner.op not in (COMPLEMENT if source.dtype == torch.bool else (node.op,)):
         return None
     if reshaped is None:
-        return _only(node, source_of(inner))
-    if source_of(inner).dtype != node.output.dtype:  # of a number
+        return _only(node, inner.source)
+    if inner.source.dtype != node.output.dtype:  # of a number
         return None
     attrs = {"shape": list(node.output.shape)}
-    return rewriter.emit("aten.reshape", [source_of(inner)], attrs, at=node, fused=[reshaped])
+    return rewriter.emit("aten.reshape", [inner.source], attrs, at=node, fused=[reshaped])
 
 
 @rule("aten.where.self")

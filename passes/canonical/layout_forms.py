@@ -9,22 +9,22 @@ from attngraph.ir.dims import Dim, as_dim, at_least, same, same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import EXPAND, PERMUTE, RESHAPE, SPLIT
 from attngraph.ir.types import TensorType
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 
 @rule("aten.clone", "aten.contiguous", "aten.alias", "aten.detach", "aten.lift_fresh_copy")
 def copy(rewriter: Rewriter, node: Node) -> Replacement:
     """Values have no identity and no strides, so a copy is its source."""
-    return source_of(node)
+    return node.source
 
 
 @rule(*RESHAPE)
 def reshape(rewriter: Rewriter, node: Node) -> Replacement:
     """Every change of shape is `reshape` with all sizes; one of another one is one."""
-    source, shape = source_of(node), node.output.shape
+    source, shape = node.source, node.output.shape
     inner = above = rewriter.above(source)
     while above is not None and above.op in RESHAPE:
-        source = source_of(above)
+        source = above.source
         above = rewriter.above(source)
     if same_shape(source.shape, shape):
         return source
@@ -38,12 +38,12 @@ def reshape(rewriter: Rewriter, node: Node) -> Replacement:
 @rule(*PERMUTE)
 def permute(rewriter: Rewriter, node: Node) -> Replacement:
     """Every change of the order of axes is `permute`; one of another one is one."""
-    source, rank = source_of(node), node.output.tensor_type.rank
+    source, rank = node.source, node.output.tensor_type.rank
     order, inner = permutation(node, rank), rewriter.above(source)
     merged = inner is not None and inner.op == "aten.permute"
     if inner is not None and merged:
         first = permutation(inner, rank)
-        source, order = source_of(inner), [first[dim] for dim in order]
+        source, order = inner.source, [first[dim] for dim in order]
     if order == sorted(order):
         return source
     if node.op == "aten.permute" and not merged and list(node.attrs["dims"]) == order:
@@ -58,13 +58,13 @@ def expand(rewriter: Rewriter, node: Node) -> Replacement:
 
     `repeat` is a broadcast where the axes that it repeats have size 1.
     """
-    source, shape = source_of(node), node.output.shape
+    source, shape = node.source, node.output.shape
     if not _broadcasts(source.shape, shape):
         return None
     inner = rewriter.above(source)
     merged = inner is not None and inner.op == "aten.expand"
     if inner is not None and merged:
-        source = source_of(inner)
+        source = inner.source
     if same_shape(source.shape, shape):
         return source
     if same_shape(_wide(source.shape), _wide(shape)):
@@ -91,13 +91,13 @@ def narrow(rewriter: Rewriter, node: Node) -> Replacement:
     if not at_least(start, 0, rewriter.graph.dims):
         return None
     attrs = {"dim": attribute(node, "dim"), "start": start, "end": as_dim(start + length)}
-    return rewriter.emit("aten.slice.Tensor", [source_of(node)], attrs, at=node)
+    return rewriter.emit("aten.slice.Tensor", [node.source], attrs, at=node)
 
 
 @rule(*SPLIT)
 def split(rewriter: Rewriter, node: Node) -> Replacement:
     """Every cut along an axis names the sizes of its parts."""
-    source = source_of(node)
+    source = node.source
     if len(node.outputs) == 1:
         return source if same_shape(source.shape, node.output.shape) else None
     axis = attribute(node, "dim") % source.tensor_type.rank

@@ -11,7 +11,7 @@ from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Dim, Node, TensorType, Value
 from attngraph.ir.dims import as_dim, same, same_shape
 from attngraph.ir.ops import attribute, input_of, inputs_of
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 _SCATTERS = ("aten.select_scatter", "aten.slice_scatter")
 _LONGEST = 16  # sums and layouts of one assignment
@@ -41,7 +41,7 @@ def scatters(rewriter: Rewriter, node: Node) -> Replacement:
         chain.append(above)
         if _covers(parts, size):
             return _joined(rewriter, node, dim, [parts[at][0] for at in sorted(parts)], chain[1:])
-        above = source_of(above).producer
+        above = above.source.producer
     return None
 
 
@@ -51,7 +51,7 @@ def shifted(rewriter: Rewriter, node: Node) -> Replacement:
 
     So a window of the last inputs moves on: `window = window.roll(-1, -1); window[..., -1] = x`.
     """
-    rolled = source_of(node).producer
+    rolled = node.source.producer
     if rolled is None or rolled.op != "aten.roll":
         return None
     kind = node.output.tensor_type
@@ -69,7 +69,7 @@ def shifted(rewriter: Rewriter, node: Node) -> Replacement:
         return None
     cut = {"dim": dim, "start": length} if at_end else {"dim": dim, "end": size - length}
     left = [TensorType(kind.dtype, (*kind.shape[:dim], size - length, *kind.shape[dim + 1 :]))]
-    rest = rewriter.emit("aten.slice.Tensor", [source_of(rolled)], cut, at=node, types=left)[0]
+    rest = rewriter.emit("aten.slice.Tensor", [rolled.source], cut, at=node, types=left)[0]
     parts = [rest, source] if at_end else [source, rest]
     return _joined(rewriter, node, dim, parts, [rolled])
 
@@ -121,7 +121,7 @@ def _joined(
 @rule("aten.slice_scatter")
 def added_in_part(rewriter: Rewriter, node: Node) -> Replacement:
     """`x[…, 1:] += d` is x + d padded by −0, which changes no number, not even −0."""
-    x, written = source_of(node), input_of(node, "src")
+    x, written = node.source, input_of(node, "src")
     padding = _padding(node, attribute(node, "start") or 0, written)
     if padding is None or attribute(node, "step") != 1 or not _are_floats([x, written]):
         return None
@@ -231,7 +231,7 @@ def _is_part(value: Value, scatter: Node) -> bool:
         return False
     places = ("dim", "start", "end", "step")
     return all(attribute(node, name) == attribute(scatter, name) for name in places) and _is_same(
-        source_of(node), source_of(scatter)
+        node.source, scatter.source
     )
 
 
@@ -241,7 +241,7 @@ def _is_same(one: Value, other: Value) -> bool:
     if one is other or first is None or second is None:
         return one is other
     is_slice = first.op == second.op == "aten.slice.Tensor" and first.attrs == second.attrs
-    return is_slice and _is_same(source_of(first), source_of(second))
+    return is_slice and _is_same(first.source, second.source)
 
 
 def _padding(node: Node, start: Dim, written: Value) -> list[Dim] | None:

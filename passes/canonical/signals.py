@@ -38,8 +38,7 @@ def spell_out_signals(graph: Graph, checked: Checked) -> None:
 
 def _transformed(build: Builder, node: Node) -> Value | None:
     """(…, L) to (…, frequencies, T)."""
-    source = node.inputs[0]
-    assert source is not None
+    source = node.source
     centred = node.op == "aten.stft.center" and attribute(node, "center")
     mode = _PADS.get(attribute(node, "pad_mode")) if centred else None
     if source.dtype.is_complex or attribute(node, "align_to_window") or (centred and not mode):
@@ -63,8 +62,7 @@ def _transformed(build: Builder, node: Node) -> Value | None:
 
 def _restored(build: Builder, node: Node) -> Value | None:
     """(…, frequencies, T) to (…, L)."""
-    source = node.inputs[0]
-    assert source is not None
+    source = node.source
     if node.output.dtype.is_complex:
         return None
     *_, frequencies, count = source.shape
@@ -129,8 +127,7 @@ def _settings(build: Builder, node: Node) -> tuple[int, int, Value | None, str |
     length = int(attribute(node, "win_length") or size)
     window: Value | None = input_of(node, "window")
     if window is None and length < size:
-        source = node.inputs[0]
-        assert source is not None
+        source = node.source
         dtype = source.dtype.to_real()
         window = build("aten.full", size=[length], fill_value=1.0, dtype=dtype)
     if window is not None and length < size:

@@ -11,20 +11,20 @@ from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import as_dim, same, same_shape
 from attngraph.ir.ops import attribute, input_of
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 
 @rule("aten.slice.Tensor")
 def slice_of_all(rewriter: Rewriter, node: Node) -> Replacement:
     """A slice as long as its source is its source: a longer step would have made it shorter."""
-    source = source_of(node)
+    source = node.source
     return source if same_shape(source.shape, node.output.shape) else None
 
 
 @rule("aten.slice.Tensor")
 def slice_of_arange(rewriter: Rewriter, node: Node) -> Replacement:
     """arange(a, b)[s:e] is arange(a + s, a + s + length), for integers."""
-    inner = source_of(node).producer
+    inner = node.source.producer
     if inner is None or inner.op not in ("aten.arange", "aten.arange.start"):
         return None
     start, step = attribute(node, "start") or 0, attribute(node, "step")

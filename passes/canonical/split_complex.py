@@ -49,11 +49,8 @@ class SplitComplex(GraphPass, name="split-complex", exact=True):
         for node in list(graph):
             if node.op not in TO_REALS and node.op not in FOURIER:
                 continue
-            if not is_complex(source := node.inputs[0]):
+            if not is_complex(source := node.source) or is_complex(node.output):
                 continue
-            if is_complex(node.output):
-                continue
-            assert source is not None
             is_read = node.output.uses or node.output in graph.outputs
             if is_read and parts.known(source) and parts.known_op(node):
                 result = parts.real_result(node, parts.of(source))
@@ -138,9 +135,7 @@ class _Parts:
         return self._real(part, dtype)
 
     def _product(self, node: Node) -> Pair:
-        left, right = node.inputs
-        assert left is not None
-        assert right is not None
+        left, right = node.operands
         build = self.build
 
         def times(x: Value, y: Value) -> Value:
@@ -167,10 +162,7 @@ class _Parts:
 
     def _other(self, node: Node) -> Pair:
         build, op = self.build, node.op
-        first, second, *_ = [*node.inputs, None]
-        if op == "aten.copy":
-            first = second
-        assert first is not None
+        first = node.input(1 if op == "aten.copy" else 0)
         if op in FOURIER:
             real, imaginary = self._transformed(node)
             assert imaginary is not None
@@ -182,10 +174,9 @@ class _Parts:
             a, b = self.of(first)
             return build(op, a, **node.attrs), b
         if op == "aten.complex":
-            assert second is not None
-            return first, second
+            return first, node.input(1)
         if op == "aten.polar":
-            real, imaginary = build("aten.cos", second), build("aten.sin", second)
+            real, imaginary = (build(name, node.input(1)) for name in ("aten.cos", "aten.sin"))
             multiply = "aten.mul.Tensor"
             return build(multiply, first, real), build(multiply, first, imaginary)
         if op in ADDITIVE:
@@ -212,8 +203,7 @@ class _Parts:
 
     def _with_scalar(self, node: Node, number: complex) -> Pair:
         """z · c, z / c, z + c, z - c or c - z, of a complex number c; z may be real."""
-        build, first = self.build.at(node, node.loc), node.inputs[0]
-        assert first is not None
+        build, first = self.build.at(node, node.loc), node.source
         zero = self.build.constant(torch.zeros((), dtype=first.dtype.to_real()), "zero")
         a, b = self.of(first) if is_complex(first) else (first, zero)
         if node.op in SHIFT or node.op == REST:
@@ -235,9 +225,8 @@ class _Parts:
     def _quotient(self, node: Node) -> Pair:
         """z / w as z · conj(w / s) / |w / s|² / s, with the larger part of w for s: no square of
         a large or a small number."""
-        build, (*above, below) = self.build, node.inputs
+        build, (*above, below) = self.build, node.operands
         divide, multiply = "aten.div.Tensor", "aten.mul.Tensor"
-        assert below is not None
         one = self.build.constant(torch.ones((), dtype=node.output.dtype.to_real()), "one")
         zero = self.build.constant(torch.zeros((), dtype=one.dtype), "zero")
         first = above[0] if above else None
@@ -254,9 +243,7 @@ class _Parts:
         return build(divide, real, whole), build(divide, imaginary, whole)
 
     def _sum(self, node: Node) -> Pair:
-        left, right = node.inputs
-        assert left is not None
-        assert right is not None
+        left, right = node.operands
         alpha = attribute(node, "alpha")
         zero = self.build.constant(torch.zeros((), dtype=node.output.dtype.to_real()), "zero")
         a, b = self.of(left) if is_complex(left) else (left, zero)
@@ -264,9 +251,7 @@ class _Parts:
         return self.build(node.op, a, c, alpha=alpha), self.build(node.op, b, d, alpha=alpha)
 
     def _transformed(self, node: Node) -> Parts:
-        source = node.inputs[0]
-        transform = read_transform(node)
-        assert source is not None
+        source, transform = node.source, read_transform(node)
         assert transform is not None
         build = self.build.at(node, node.loc)
         cast = source.producer

@@ -10,7 +10,7 @@ from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.dims import Dim
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import DROPOUT
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 
 _CASTS = (
     "aten._to_copy",
@@ -58,14 +58,14 @@ _EXACT_BITS = {  # the widest integers that a dtype holds without rounding
 @rule("aten.positive", "aten.resolve_conj", "aten.resolve_neg")
 def nothing(rewriter: Rewriter, node: Node) -> Replacement:
     """Ops that return their input."""
-    return source_of(node)
+    return node.source
 
 
 @rule(*DROPOUT)
 def dropout(rewriter: Rewriter, node: Node) -> Replacement:
     """Dropout that is off, or drops nothing."""
     off = attribute(node, "train") is False or attribute(node, "p") == 0
-    return source_of(node) if off else None
+    return node.source if off else None
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
@@ -99,15 +99,13 @@ def _skips(source: torch.dtype, middle: torch.dtype, target: torch.dtype) -> boo
 @rule(*_CASTS)
 def cast(rewriter: Rewriter, node: Node) -> Replacement:
     """Every change of dtype is `_to_copy`; a cast of a lossless cast is one cast."""
-    source, dtype = source_of(node), node.output.dtype
+    source, dtype = node.source, node.output.dtype
     inner = rewriter.above(source)
     merged = (
-        inner is not None
-        and inner.op in _CASTS
-        and _skips(source_of(inner).dtype, source.dtype, dtype)
+        inner is not None and inner.op in _CASTS and _skips(inner.source.dtype, source.dtype, dtype)
     )
     if inner is not None and merged:
-        source = source_of(inner)
+        source = inner.source
     if source.dtype == dtype:
         return source
     if node.op == "aten._to_copy" and not merged and node.attrs == {"dtype": dtype}:
@@ -185,7 +183,7 @@ def _filled(
 @rule(*_SOFTMAXES, keeps_name=True)
 def softmax(rewriter: Rewriter, node: Node) -> Replacement:
     """A softmax names its axis only; one that computes in another dtype is that of a cast."""
-    op, source, dtype = _SOFTMAXES[node.op], source_of(node), node.output.dtype
+    op, source, dtype = _SOFTMAXES[node.op], node.source, node.output.dtype
     if node.op == op and attribute(node, "dtype") is None:
         return None
     if source.dtype != dtype:
@@ -203,7 +201,7 @@ def matmul(rewriter: Rewriter, node: Node) -> Replacement:
 @rule("aten.rms_norm")
 def default_epsilon(rewriter: Rewriter, node: Node) -> Replacement:
     """The ε that is left out is that of the dtype torch computes in, which another may take."""
-    x = source_of(node)
+    x = node.source
     if x is None or attribute(node, "eps") is not None:
         return None
     epsilon = torch.finfo(x.dtype if x.dtype == torch.float64 else torch.float32).eps

@@ -281,9 +281,7 @@ class _Loop(ScanParts):
         node = after.producer
         if node is None or node.op != "aten.where.self" or node.inputs[2] is not state:
             return None, after
-        _, new = node.inputs[:2]
-        assert new is not None
-        return node.inputs[0], new
+        return node.source, node.input(1)
 
     def _others(self, state: Value) -> list[Value]:
         """What else a step gives: the next values of other states, and its results."""

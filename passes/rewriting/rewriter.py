@@ -48,14 +48,6 @@ def rule(
     return lambda function: Rule(ops, function, keeps_name)
 
 
-def source_of(node: Node) -> Value:
-    """The first input, which must be there."""
-    source = node.inputs[0]
-    if source is None:
-        raise IRError(f"{node!r} lacks its first input.")
-    return source
-
-
 class Rewriter:
     """Applies rules to a graph. Rules insert nodes with `emit`.
 

@@ -213,8 +213,7 @@ class _Reader:
 
     def _narrows(self, node: Node) -> bool:
         """Whether a cast overflows where its input doesn't, or rounds more than the result does."""
-        source = node.inputs[0]
-        assert source is not None
+        source = node.source
         if widens(node):
             return False
         target = node.output.dtype
@@ -347,8 +346,7 @@ class _Reader:
         return replace(inner, factors=(*inner.factors, factor))
 
     def _tanh(self, node: Node, operand: Operand) -> Logits | Declined:
-        source = node.inputs[0]
-        assert source is not None
+        source = node.source
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Declined):
             return inner

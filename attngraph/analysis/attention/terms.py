@@ -83,10 +83,11 @@ def binary_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:
     while True:
         operand, keep = predicate_of(operand, keep)
         node = operand.value.producer
-        source = node.inputs[0] if node is not None and len(node.inputs) == 1 else None
-        if node is None or node.op not in POINTWISE | CAST or not is_binary(source):
+        if node is None or node.op not in POINTWISE | CAST or len(node.inputs) != 1:
             return operand, keep
-        assert source is not None
+        source = node.source
+        if not is_binary(source):
+            return operand, keep
         numbers = [torch.tensor(number, dtype=source.dtype) for number in (0, 1)]
         at_zero, at_one = (float(evaluate(node, [number], {})[0]) for number in numbers)
         if {at_zero, at_one} != {0.0, 1.0}:

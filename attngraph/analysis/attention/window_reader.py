@@ -77,8 +77,7 @@ class WindowReader:
     """One reading, at one choice of sizes."""
 
     def __init__(self, softmax: Node, below: Below, sizes: Mapping[str, int], most: int) -> None:
-        scores = softmax.inputs[0]
-        assert scores is not None
+        scores = softmax.source
         self.softmax, self.scores, self.below, self.most = softmax, scores, below, most
         self.sizes, self.followed = sizes, Followed(sizes, {below.chain[-1].output})
         self.shape = self.followed.shape(scores)

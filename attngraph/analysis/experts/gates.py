@@ -157,8 +157,7 @@ def is_choice(choice: Choice, value: Value | None) -> bool:
 
 def _counts_choices(choice: Choice, node: Node) -> bool:
     """Whether ones at the chosen places are added up over the choices of a row."""
-    source = node.inputs[0]
-    assert source is not None
+    source = node.source
     dims, rank = attribute(node, "dim"), len(source.shape)
     listed = dims if isinstance(dims, (list, tuple)) else [dims]
     if not all(isinstance(dim, int) and dim % rank == rank - 2 for dim in listed):

@@ -71,9 +71,7 @@ def read_product(node: Node, experts: int) -> Product | None:
     if len(node.outputs) != 1:
         return None
     if node.op in GROUPED:
-        rows, right = node.inputs[:2]
-        assert rows is not None
-        assert right is not None
+        rows, right = node.operands[:2]
         if input_of(node, "offs") is None or len(right.shape) != 3:
             return None
         group, inner, outer = axes = fresh_axes(right.shape)

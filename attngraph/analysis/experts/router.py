@@ -52,8 +52,7 @@ def softmax_of(choice: Choice, weights: Value) -> Value | None:
     scores = _unmoved(choice.scores)
     softmax = scores.producer
     if softmax is not None and softmax.op in SOFTMAX:
-        source = softmax.inputs[0]
-        assert source is not None
+        source = softmax.source
         if attribute(softmax, "dim") % len(source.shape) != len(source.shape) - 1:
             return None
         scores = _narrowest(source)

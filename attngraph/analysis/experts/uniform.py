@@ -198,8 +198,7 @@ class _Reading:
         if node.op in JOIN:
             return summed(given)
         if node.op in GATHERED:
-            source = node.inputs[0]
-            assert source is not None
+            source = node.source
             if source.producer is not None and source.producer.op in FILL:
                 return Kind.FIXED
             return gathered(first, given[1:])
@@ -294,8 +293,7 @@ class _Reading:
             require(node.op in SUM)
             return given
         require(given in (Kind.MATCH, Kind.COUNT))
-        source = node.inputs[0]
-        assert source is not None
+        source = node.source
         dims = node.attrs.get("dim")
         listed = dims if isinstance(dims, (list, tuple)) else [dims]
         choice = self.mixture.choice

@@ -114,9 +114,7 @@ class Splitter:
         return Split([fill], None)
 
     def _sum(self, node: Node, value: Value, index: Index, taken: frozenset[Value] | None) -> Split:
-        left, right = node.inputs[:2]
-        assert left is not None
-        assert right is not None
+        left, right = node.operands
         if not (left.dtype.is_floating_point and right.dtype.is_floating_point):
             return self._kept(value)
         sides = [self.split(side, aligned(side, index), taken) for side in (left, right)]

@@ -142,8 +142,7 @@ class Tokens:
                 lies = {at for x in inputs if (at := self.axis(x)) is not None}
             return [at for at in found if at in lies]
         if node.op in PAD:
-            (padded, *_) = node.inputs  # which may be a constant
-            assert padded is not None
+            padded = node.source  # which may be a constant
             changed = [i for i in found if not same(padded.shape[i], value.shape[i])]
             above = self.axis(padded)
             return changed if above is None else [at for at in found if at == above]

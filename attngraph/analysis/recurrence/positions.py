@@ -292,8 +292,7 @@ class Positions:
         return Part(Kind.GATE) if is_sign else None
 
     def _chosen(self, node: Node) -> Part | None:
-        predicate = node.inputs[1 if "masked_fill" in node.op else 0]
-        assert predicate is not None
+        predicate = node.input(1 if "masked_fill" in node.op else 0)
         if self.parts[predicate].kind is not Kind.GATE:
             return None
         branches = [self.parts[value] for value in _branches(node)]
@@ -326,8 +325,7 @@ def _given(node: Node, *names: str) -> list[Part]:
 
 def _cuts_to_length(node: Node) -> bool:
     """Whether it is so many places of an axis of which no chunk is the end."""
-    size, whole = node.outputs[0].shape, node.inputs[0]
-    assert whole is not None
+    size, whole = node.outputs[0].shape, node.source
     open_sizes = [
         x
         for x, y in zip(size, whole.shape, strict=False)

@@ -113,8 +113,7 @@ def _steps_alike(
     loop: Node, known: Mapping[Value, Part], tokens: Tokens, dtype: torch.dtype
 ) -> bool:
     """Whether each step is one function of the operands, affine in what it carries."""
-    step = loop.inputs[attribute(loop, "carried")]
-    assert step is not None
+    step = loop.input(attribute(loop, "carried"))
     if symbols_of(step.shape[0]) != symbols_of(tokens.dim):
         return False
     if substitute(step.shape[0], dict.fromkeys(symbols_of(tokens.dim), MOST)) < _CHUNKS:
@@ -213,8 +212,7 @@ def _is_analytic_along(
 ) -> bool:
     """`is_analytic`, of which along the tokens no place is written to."""
     if node.op in SCATTER and _is_dynamic(node, tokens):
-        source = node.inputs[0]
-        assert source is not None
+        source = node.source
         by_tensor = any(not _is_float(value) for value in node.inputs)
         if by_tensor or "dim" not in node.attrs:
             return False

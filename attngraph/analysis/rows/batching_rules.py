@@ -182,8 +182,7 @@ class Einsum(Rule):
     def tracks(self, node: Node) -> Sequence[Track]:
         terms, output = einsum_terms(node)
         found: list[Track] = []
-        for value, term in zip(node.inputs, terms, strict=True):
-            assert value is not None
+        for value, term in zip(node.operands, terms, strict=True):
             track: list[int | None] = []
             for letter, size in zip(term, value.shape, strict=True):
                 at = output.find(letter)
@@ -313,18 +312,15 @@ class Reshape(Rule):
         return range(1)  # view_as reads another one's shape
 
     def tracks(self, node: Node) -> Sequence[Track]:
-        source, *others = node.inputs
-        assert source is not None
-        inner, outer = source.shape, node.output.shape
+        inner, outer = node.source.shape, node.output.shape
         first = _common(inner, outer)
         last = _common(inner[first:][::-1], outer[first:][::-1])
         middle = len(inner) - first - last
         track = (*range(first), *[None] * middle, *range(len(outer) - last, len(outer)))
-        return [track, *((None,) * _rank(value) for value in others)]
+        return [track, *((None,) * _rank(value) for value in node.inputs[1:])]
 
     def batched(self, node: Node, behind: Behind, size: Dim) -> Batched | None:
-        source, place = node.inputs[0], behind[0]
-        assert source is not None
+        source, place = node.source, behind[0]
         if place is None or place > len(source.shape):
             return None
         inner, outer = source.shape, node.output.shape

@@ -164,8 +164,7 @@ class _Backwards:
                     return False
                 return self._is_zero(factor, node)
             case "aten.where.self":
-                condition, chosen, _ = node.inputs
-                assert condition is not None
+                condition, chosen, _ = node.operands
                 if operand is condition:
                     return False
                 return self._implied(condition, node, holds=operand is chosen)
@@ -212,8 +211,7 @@ def _source(
     while (node := value.producer) is not None:
         is_test = node.op == "aten.ne.Scalar" and attribute(node, "other") == 0
         if is_test or (is_cast(node) and (value.dtype == torch.bool or not only_tests)):
-            assert node.inputs[0] is not None
-            value = node.inputs[0]
+            value = node.source
         elif (source := source_index(value, index, domain)) is not None:
             value, index = source
         else:

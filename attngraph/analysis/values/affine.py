@@ -120,9 +120,7 @@ class Linear:
     @property
     def source(self) -> Value:
         """What the node reads now: it may itself have been merged with others since."""
-        source = self.node.inputs[0]
-        assert source is not None
-        return source
+        return self.node.source
 
     @property
     def width(self) -> int:
