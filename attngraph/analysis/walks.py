@@ -39,14 +39,32 @@ def readers(node: Node, through: Callable[[Node], bool], limit: int | None = FAR
     return islice(found, 1, None)
 
 
-def sources(node: Node) -> list[Value]:
-    """The inputs that are there."""
-    return node.operands
-
-
 def above(value: Value) -> list[Value]:
     """What a value is computed from directly."""
     return [] if value.producer is None else value.producer.operands
+
+
+def behind(
+    values: Iterable[Value], through: Callable[[Node], bool], limit: int | None = FAR
+) -> Iterator[Value]:
+    """Values, and past nodes that satisfy `through` what they are made of, nearest first."""
+
+    def onward(value: Value) -> list[Value]:
+        node = value.producer
+        return node.operands if node is not None and through(node) else []
+
+    return walk(values, onward, limit)
+
+
+def ahead(
+    value: Value, through: Callable[[Node], bool], limit: int | None = FAR
+) -> Iterator[Value]:
+    """A value, and what nodes that satisfy `through` make of it, nearest first."""
+
+    def onward(value: Value) -> list[Value]:
+        return [out for node in value.users if through(node) for out in node.outputs]
+
+    return walk([value], onward, limit)
 
 
 def made_of(value: Value) -> Iterator[Value]:

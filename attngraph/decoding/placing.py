@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 import torch
 
+from attngraph.analysis.walks import behind
 from attngraph.frontend.families.cache import Layout
 from attngraph.ir import Graph, Node, ScalarType, Value
 from attngraph.ir.dims import substitute, symbols_of
@@ -155,16 +156,8 @@ class Placing:
             return ()
 
     def _ancestors(self, wanted: Iterable[Value]) -> set[Node]:
-        found: set[Node] = set()
-        open_ = [value.producer for value in wanted]
-        while open_:
-            node = open_.pop()
-            if node is None or node in found:
-                continue
-            found.add(node)
-            if not _reads_shape_alone(node):
-                open_ += [value.producer for value in node.operands]
-        return found
+        found = behind(wanted, lambda node: not _reads_shape_alone(node), limit=None)
+        return {value.producer for value in found if value.producer is not None}
 
     def differing(self, length: int) -> set[Value]:
         """Values that the rest of the graph reads and that differ for the same tokens."""

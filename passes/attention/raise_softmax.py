@@ -29,14 +29,13 @@ from attngraph.analysis.attention.exponentials import (
     SUM,
     Exponent,
     Total,
-    placed,
     read_exponent,
     read_total,
     reciprocal_of,
     same_rows,
     unshifted,
 )
-from attngraph.analysis.layout.axes import Atom, Operand, climb, fresh_axes, resolve, top
+from attngraph.analysis.layout.axes import Atom, Operand, climb, fresh_axes, resolve, spread, top
 from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.masks.row_policy import SOFTMAX, Formula
 from attngraph.analysis.values.scalars import number
@@ -114,7 +113,7 @@ def _quotient(node: Node) -> tuple[Operand, Operand] | None:
     if first is None or second is None:
         return None
     axes = fresh_axes(node.output.shape)
-    left, right = placed(axes, first, node), placed(axes, second, node)
+    left, right = (spread(side, axes, node.output.shape) for side in (first, second))
     if node.op == "aten.div.Tensor":
         return left, right
     for numerator, other in ((left, right), (right, left)):
@@ -194,7 +193,7 @@ def _log_normaliser(x: Value, total: Value, difference: Node) -> tuple[int, Form
     axes = fresh_axes(difference.output.shape)
     if x.shape != difference.output.shape:
         return None
-    log = top(placed(axes, total, difference))
+    log = top(spread(total, axes, difference.output.shape))
     node = log.value.producer
     if node is None or not node.inputs or node.inputs[0] is None:
         return None

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import math
 
-from attngraph.analysis.layout.axes import Axes, Operand, broadcast_axes, climb, fresh_axes, resolve
+from attngraph.analysis.layout.axes import (
+    Axes,
+    Operand,
+    climb,
+    fresh_axes,
+    resolve,
+    sides_of,
+)
 from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.masks.terms import magnitude
 from attngraph.analysis.values.scalars import is_cast, scale_of, widens
@@ -24,7 +31,7 @@ def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
     if node.op != "aten.mul.Tensor":
         return False
     axes = fresh_axes(node.output.shape)
-    sides = [_side(value, axes, node) for value in node.operands]
+    sides = sides_of(node, axes)
     for context, gate in ((sides[0], sides[-1]), (sides[-1], sides[0])):
         softmax = _softmax(context)
         if softmax is None or context.value.shape != node.output.shape:
@@ -52,10 +59,6 @@ def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
             before, raised = link.output, build.again(link, before, raised)
         return checked.replace([(node.output, raised)])
     return False
-
-
-def _side(value: Value, axes: Axes, node: Node) -> Operand:
-    return Operand(value, broadcast_axes(axes, value.shape, node.output.shape))
 
 
 def _above(operand: Operand, *, alone: bool) -> Operand:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, resolve
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, spread
 from attngraph.analysis.layout.columns import Column, has_columns, known, rows, steps
 from attngraph.analysis.layout.element_ids import is_pointwise
 from attngraph.ir import Builder, Node, Value
@@ -70,8 +70,7 @@ class Narrow:
             if source is None:
                 inputs.append(None)
                 continue
-            side = Operand(source, broadcast_axes(axes, source.shape, node.output.shape))
-            inner = self.operand(side)
+            inner = self.operand(spread(source, axes, node.output.shape))
             if inner is None:
                 return None
             inputs.append(materialize(self.build, inner, tuple(target), broadcast=False))

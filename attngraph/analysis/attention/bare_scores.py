@@ -12,11 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from attngraph.analysis.attention.activations import pairs_activations
-from attngraph.analysis.attention.exponentials import placed
 from attngraph.analysis.attention.refusals import Declined, Refusal
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, climb, resolve, top
+from attngraph.analysis.layout.axes import (
+    Atom,
+    Axes,
+    Operand,
+    climb,
+    resolve,
+    sides_of,
+    spread,
+    top,
+)
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.walks import sources, walk
+from attngraph.analysis.walks import walk
 from attngraph.ir import Node
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
@@ -76,9 +84,9 @@ def _projection(side: Operand) -> tuple[Operand, Operand] | None:
         if (source := climb(place)) is not None:
             yield source
         elif node is not None and node.op in NORM | ROTARY:
-            yield Operand(sources(node)[0], place.axes)
+            yield Operand(node.operands[0], place.axes)
         elif node is not None and node.op in POINTWISE:
-            yield from (placed(place.axes, value, node) for value in sources(node))
+            yield from sides_of(node, place.axes)
 
     for place in walk([side], above):
         node = place.value.producer
@@ -126,9 +134,9 @@ def _networks(weights: Operand, keys: set[Atom], weighed: set[Atom]) -> Iterator
                 yield rows, True, activation
         elif node.op in POINTWISE:
             is_activation = is_made and node.op in ACTIVATION
-            for value in sources(node):
+            for value in node.operands:
                 found = node if is_activation and activation is None else activation
-                yield placed(operand.axes, value, node), is_made, found
+                yield spread(value, operand.axes, node.output.shape), is_made, found
 
     start: _Place = weights, False, None
     for operand, _, activation in walk([start], above):
@@ -140,12 +148,12 @@ def _networks(weights: Operand, keys: set[Atom], weighed: set[Atom]) -> Iterator
 def _joins(operand: Operand, node: Node, keys: set[Atom]) -> bool:
     """Whether a node brings what has a row for each key together with what has none."""
     if node.op in ADDITIVE:
-        sides = [placed(operand.axes, value, node) for value in sources(node)]
+        sides = sides_of(node, operand.axes)
     elif node.op in JOIN:
         dim = attribute(node, "dim") % len(operand.axes)
         sides = [
             Operand(value, tuple(() if at == dim else axis for at, axis in enumerate(operand.axes)))
-            for value in sources(node)
+            for value in node.operands
         ]
     else:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, climb, fresh_axes
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, climb, fresh_axes, sides_of
 from attngraph.analysis.values.scalars import number, widens
 from attngraph.ir import Node
 from attngraph.ir.ops import attribute
@@ -75,19 +75,10 @@ def summed_over(node: Node, axes: Axes) -> tuple[Operand, int] | None:
     return Operand(source, (*axes[:dim], keys, *axes[after:])), dim
 
 
-def sides_of(operand: Operand) -> list[Operand]:
-    """The inputs of an elementwise node."""
-    node = operand.value.producer
-    assert node is not None
-    shape = node.output.shape
-    return [Operand(v, broadcast_axes(operand.axes, v.shape, shape)) for v in node.operands]
-
-
-def factored(operand: Operand) -> Iterator[tuple[Operand, Operand, int]]:
+def factored(node: Node, axes: Axes) -> Iterator[tuple[Operand, Operand, int]]:
     """(a side of a product or quotient, the other, its power)."""
-    node = operand.value.producer
-    left, right = sides_of(operand)
-    if node is not None and node.op == "aten.div.Tensor":
+    left, right = sides_of(node, axes)
+    if node.op == "aten.div.Tensor":
         yield left, right, -1
     else:
         yield left, right, 1

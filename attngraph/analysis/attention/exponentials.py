@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attngraph.analysis.attention.climbing import chosen_part
 from attngraph.analysis.layout.axes import (
-    Atom,
     Axes,
     Operand,
-    broadcast_axes,
     climb,
     fresh_axes,
     resolve,
@@ -217,20 +216,8 @@ def _times_ones(node: Node, axes: Axes) -> Total | None:
 def _chosen(operand: Operand) -> Operand:
     """Past layout, and past concatenations to the part in which a fixed index lies."""
     operand = top(operand)
-    while (node := operand.value.producer) is not None and node.op == "aten.cat":
-        dim = attribute(node, "dim") % len(operand.axes)
-        (*_, atom), rest = operand.axes[dim] or (None,), operand.axes[dim][:-1]
-        index = None if atom is None or rest else atom.const
-        for part in node.inputs:
-            if index is None or part is None or not isinstance(part.shape[dim], int):
-                return operand
-            if index < part.shape[dim]:
-                fixed = (Atom(part.shape[dim], index),)
-                operand = top(Operand(part, (*operand.axes[:dim], fixed, *operand.axes[dim + 1 :])))
-                break
-            index -= part.shape[dim]
-        else:
-            return operand
+    while (part := chosen_part(operand)) is not None:
+        operand = top(part)
     return operand
 
 
@@ -288,8 +275,3 @@ def same_rows(left: Axes, right: Axes, dims: tuple[int, ...]) -> bool:
         for position, (first, second) in enumerate(zip(left, right, strict=True))
         if position not in dims
     )
-
-
-def placed(axes: Axes, value: Value, node: Node) -> Operand:
-    """An operand of an elementwise node whose output is indexed by `axes`."""
-    return Operand(value, broadcast_axes(axes, value.shape, node.output.shape))

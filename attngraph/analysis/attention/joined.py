@@ -18,10 +18,10 @@ from attngraph.analysis.layout.axes import (
     Atom,
     Axes,
     Operand,
-    broadcast_axes,
     climb,
     fresh_axes,
     resolve,
+    sides_of,
 )
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.layout.moves import Cut, counted_start, move_of
@@ -306,19 +306,15 @@ def _products(operand: Operand) -> Iterator[Contraction | None]:
         yield from _products(above)
         return
     if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
-        for side in node.inputs:
-            if side is None or side.dtype != node.output.dtype:
+        for side in sides_of(node, operand.axes):
+            if side.value.dtype != node.output.dtype:
                 yield None
                 return
-            axes = broadcast_axes(operand.axes, side.shape, node.output.shape)
-            yield from _products(Operand(side, axes))
+            yield from _products(side)
         return
     product = read_contraction(node, operand.axes)
     if node.op == "aten.mul.Tensor":
-        left, right = (
-            Operand(side, broadcast_axes(operand.axes, side.shape, node.output.shape))
-            for side in node.operands
-        )
+        left, right = sides_of(node, operand.axes)
         product = Contraction(left, right, ())  # a part of one place
     if product is None or product.factor != 1.0:
         yield None

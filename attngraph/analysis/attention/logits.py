@@ -14,7 +14,16 @@ from itertools import zip_longest
 import torch
 
 from attngraph.analysis.attention.refusals import Declined, Refusal
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve, top
+from attngraph.analysis.layout.axes import (
+    Atom,
+    Axes,
+    Operand,
+    climb,
+    resolve,
+    sides_of,
+    spread,
+    top,
+)
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL, WEAKEST_FILL
 from attngraph.analysis.values.scalars import (
@@ -205,7 +214,7 @@ class _Reader:
         if node.op in CLAMP | MAXIMUM or node.op == "aten.nan_to_num":
             return self._floor(node, operand)
         if node.op in CHOICE:
-            scores = sum(isinstance(self.read(s), Logits) for s in _sides(node, operand.axes))
+            scores = sum(isinstance(self.read(s), Logits) for s in sides_of(node, operand.axes))
             if scores:
                 why = Refusal.FILL_UNKNOWN if scores == 1 else Refusal.FILL_OF_SCORES
                 return why.at(node)
@@ -257,17 +266,17 @@ class _Reader:
     def _fill(self, node: Node, operand: Operand, filling: Filling) -> Logits | Declined:
         source, predicate, keep, fill = filling
         shape = node.output.shape
-        inner = self.read(Operand(source, broadcast_axes(operand.axes, source.shape, shape)))
+        inner = self.read(spread(source, operand.axes, shape))
         if isinstance(inner, Declined):
             return inner
         if math.isnan(fill) or fill > WEAKEST_FILL:
             return Refusal.WEAK_FILL.at(node, fill=fill)
-        axes = broadcast_axes(operand.axes, predicate.shape, shape)
-        step = Mask(Operand(predicate, axes), keep, fill, times=node.op in ADDITIVE)
+        where = spread(predicate, operand.axes, shape)
+        step = Mask(where, keep, fill, times=node.op in ADDITIVE)
         return replace(inner, steps=(*inner.steps, step))
 
     def _sum(self, node: Node, operand: Operand) -> Logits | Declined:
-        sides = _sides(node, operand.axes)
+        sides = sides_of(node, operand.axes)
         sign = -1.0 if node.op.startswith("aten.sub") else 1.0
         alpha = number(attribute(node, "alpha"))
         if alpha is None:
@@ -315,7 +324,7 @@ class _Reader:
         )
 
     def _factor(self, node: Node, operand: Operand) -> Logits | Declined:
-        sides = _sides(node, operand.axes)
+        sides = sides_of(node, operand.axes)
         order = (0, 1) if node.op == "aten.mul.Tensor" else (0,)
         declined: Declined | None = None
         for index in order:
@@ -395,13 +404,6 @@ def _with_bias(node: Node, logits: Logits, bias: Bias) -> Logits | Declined:
     if dtype in _HALVES and depends_on([bias.operand.value], [logits.node]):
         return Refusal.ROUNDED.at(node, dtype=str(dtype).removeprefix("torch."))
     return replace(logits, steps=(*logits.steps, bias))
-
-
-def _sides(node: Node, axes: Axes) -> list[Operand]:
-    """The inputs of an elementwise node whose output is indexed by `axes`."""
-    shape = node.output.shape
-    inputs = node.operands
-    return [Operand(value, broadcast_axes(axes, value.shape, shape)) for value in inputs]
 
 
 def _range(dtype: torch.dtype) -> int:

@@ -20,12 +20,11 @@ from attngraph.analysis.attention.climbing import (
     chosen_part,
     factored,
     past_layout,
-    sides_of,
     softmax_of,
     summed_over,
 )
 from attngraph.analysis.attention.exponentials import EXP, SUM, reciprocal_of
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, resolve, top
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, resolve, sides_of, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Node, Value
@@ -188,11 +187,11 @@ def _rows(operand: Operand) -> _Terms | None:
     if (chosen := chosen_part(operand)) is not None:
         return _rows(chosen)
     if node.op == _ADD and attribute(node, "alpha") == 1:
-        found = [(_rows(side), side) for side in sides_of(operand)]
+        found = [(_rows(side), side) for side in sides_of(node, operand.axes)]
         left, right = (_single(side) if own is None else own for own, side in found)
         return None if left is None or right is None else [*left, *right]
     if node.op in MULTIPLICATIVE:
-        return _multiplied(operand)
+        return _multiplied(node, operand.axes)
     if node.op == SUM and (stacked := _over_places(node, operand.axes)) is not None:
         return stacked
     if (product := read_contraction(node, operand.axes)) is not None:
@@ -228,7 +227,7 @@ def _exponential(operand: Operand) -> _Terms | None:
     if node is None:
         return None
     if node.op in LOG_ADD:
-        left, right = map(_exponential, sides_of(operand))
+        left, right = map(_exponential, sides_of(node, operand.axes))
         return None if left is None or right is None else [*left, *right]
     if node.op in LOG_SUM:
         total = _logarithm(node, operand.axes)
@@ -236,7 +235,7 @@ def _exponential(operand: Operand) -> _Terms | None:
     if node.op == "aten.log" and node.inputs[0] is not None:
         return _rows(Operand(node.inputs[0], operand.axes))
     if node.op in ADDITIVE and attribute(node, "alpha") == 1:
-        one, other = sides_of(operand)
+        one, other = sides_of(node, operand.axes)
         ways = [(one, other, -1 if node.op == "aten.sub.Tensor" else 1)]
         ways += [(other, one, 1)] if node.op == _ADD else []
         for side, factor, sign in ways:
@@ -264,10 +263,10 @@ def _single(operand: Operand) -> _Terms | None:
     return None if weights is None else [(Block(weights[0], ()), weights[1])]
 
 
-def _multiplied(operand: Operand) -> _Terms | None:
+def _multiplied(node: Node, axes: Axes) -> _Terms | None:
     """Blocks times a factor; a running sum is a factor of the context, and not the other way."""
     sums: _Terms | None = None
-    for terms, factor, sign in factored(operand):
+    for terms, factor, sign in factored(node, axes):
         found = _rows(terms)
         if found is None:
             continue
@@ -332,7 +331,7 @@ def _weights(operand: Operand, keys: tuple[Atom, ...]) -> tuple[Operand, _Powers
             return None
         return whole, _times(_Powers(), Block(whole, keys).total, -1)
     if node.op in MULTIPLICATIVE:
-        for mine, factor, sign in factored(operand):
+        for mine, factor, sign in factored(node, operand.axes):
             found = _weights(mine, keys) if not wanted & set(top(factor).atoms) else None
             if found is not None:
                 return found[0], _times(found[1], _factor(factor), sign)
@@ -343,7 +342,7 @@ def _exponent(operand: Operand, sign: int, keys: set[Atom]) -> tuple[list[Operan
     """What has an axis of `keys` in a sum, and exp of what hasn't."""
     node = operand.value.producer
     if node is not None and node.op in ADDITIVE and attribute(node, "alpha") == 1:
-        sides = sides_of(operand)
+        sides = sides_of(node, operand.axes)
         having = [bool(keys & set(top(side).atoms)) for side in sides]
         signs = [sign, -sign if node.op == "aten.sub.Tensor" else sign]
         if not (all(having) or (having[1] and signs[1] < 0)):
@@ -374,7 +373,7 @@ def _factor(operand: Operand) -> _Powers:
     if (inverse := reciprocal_of(node)) is not None:
         return _times(_Powers(), _factor(Operand(inverse, operand.axes)), -1)
     if node is not None and node.op in MULTIPLICATIVE:
-        left, right = map(_factor, sides_of(operand))
+        left, right = map(_factor, sides_of(node, operand.axes))
         return _times(left, right, 1 if node.op == "aten.mul.Tensor" else -1)
     if (softmax := softmax_of(operand)) is not None:
         scores, dim = softmax

@@ -29,7 +29,7 @@ from attngraph.analysis.attention.weighted_sum import Below, hands_on
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.values.scalars import fill_of, widens
-from attngraph.analysis.walks import FAR, origin, readers, users, varying, walk
+from attngraph.analysis.walks import FAR, behind, origin, readers, users, varying, walk
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
@@ -285,13 +285,8 @@ def without_values(anchor: Node, below: Declined | None, logits: Logits | Declin
 
 def _enter_scores(anchor: Node) -> bool:
     """Whether products of queries and keys, one for each weight, enter a softmax in some way."""
-
-    def above(value: Value) -> Iterable[Value]:
-        node = value.producer
-        return () if node is None or contraction_at(node) is not None else node.operands
-
     shape = anchor.operands[0].shape
-    found = walk(anchor.operands, above)
+    found = behind(anchor.operands, lambda node: contraction_at(node) is None)
     return any(value.shape == shape and is_product(value) for value in found)
 
 
@@ -301,12 +296,10 @@ def _laid_out(anchor: Node, logits: Logits | Declined) -> Declined | None:
 
     moves = SCATTER | GATHER | PAD | JOIN
 
-    def above(value: Value) -> Iterable[Value]:
-        node = value.producer
-        passes = node is not None and (is_elementwise(node) or node.op in moves | OPAQUE)
-        return node.operands if node is not None and passes else ()
+    def passes(node: Node) -> bool:
+        return is_elementwise(node) or node.op in moves | OPAQUE
 
-    found = list(walk(anchor.operands, above))
+    found = list(behind(anchor.operands, passes))
     movers = [node for value in found if (node := value.producer) is not None and node.op in moves]
     if not movers or not isinstance(logits, Declined) or not any(map(is_product, found)):
         return None
@@ -350,12 +343,7 @@ def _is_convolution(node: Node | None) -> TypeGuard[Node]:
 
 def _joined(anchor: Node) -> Declined | None:
     """Several products of queries and keys, joined along the keys for one softmax."""
-
-    def above(value: Value) -> Iterable[Value]:
-        node = value.producer
-        return [] if node is None or not is_elementwise(node) else node.operands
-
-    for value in walk(anchor.operands[:1], above):
+    for value in behind(anchor.operands[:1], is_elementwise):
         node = value.producer
         if node is not None and node.op == "aten.cat" and any(map(is_product, node.operands)):
             found = read_joined_scores(node)

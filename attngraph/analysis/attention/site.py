@@ -31,6 +31,7 @@ from attngraph.analysis.layout.axes import (
     broadcast_axes,
     fresh_axes,
     resolve,
+    spread,
     top,
 )
 from attngraph.analysis.layout.contraction import Contraction
@@ -142,7 +143,7 @@ def _from_softmax(anchor: Node, *, shared: bool = False) -> Site | Declined | No
         return synthesizer(logits) or reused(logits.node, anchor)
     sinks = None
     if sink is not None:
-        sinks = top(Operand(sink, broadcast_axes(axes, sink.shape, source.shape)))
+        sinks = top(spread(sink, axes, source.shape))
     return _assembled(
         anchor,
         below,
@@ -337,7 +338,7 @@ def _from_sdpa(anchor: Node) -> Site | Declined | None:
     steps: tuple[Bias | Mask, ...] = ()
     if mask is not None:
         shape = (*batch_shape, query.shape[-2], key.shape[-2])
-        where = Operand(mask, broadcast_axes(scores, mask.shape, shape))
+        where = spread(mask, scores, shape)
         is_bool = mask.dtype.is_floating_point is False
         steps = (Mask(where, True, float("-inf")) if is_bool else Bias(where, 1.0),)
     return _assembled(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve
 from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.reach import may_hide
 from attngraph.analysis.values.scalars import is_binary
-from attngraph.analysis.walks import walk
+from attngraph.analysis.walks import behind
 from attngraph.ir import Value
 from attngraph.ir.ops import attribute, evaluate
 from attngraph.ir.traits import CAST, COMPLEMENT, POINTWISE, TRUTH
@@ -98,13 +98,8 @@ def binary_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:
 def decided_by(operand: Operand) -> list[Value]:
     """The bools that decide a mask, above the numbers that are made of them: else its own."""
     own, (binary, _) = predicate_of(operand, True)[0].value, binary_of(operand, True)
-
-    def above(value: Value) -> Iterable[Value]:
-        node = value.producer
-        return () if node is None or value.dtype == torch.bool else node.operands
-
-    found = [value for value in walk([binary.value], above) if value.dtype == torch.bool]
-    return found or [own]
+    found = behind([binary.value], lambda node: node.outputs[0].dtype != torch.bool)
+    return [value for value in found if value.dtype == torch.bool] or [own]
 
 
 def _same(one: tuple[Operand, bool], other: tuple[Operand, bool]) -> bool:

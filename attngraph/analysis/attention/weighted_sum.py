@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attngraph.analysis.attention.climbing import factored
 from attngraph.analysis.attention.logits import Factor, Mask
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.layout.axes import (
     Atom,
     Axes,
     Operand,
-    broadcast_axes,
     climb,
     fresh_axes,
     resolve,
+    spread,
     top,
 )
 from attngraph.analysis.layout.contraction import read_contraction
@@ -139,20 +140,13 @@ def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterat
         if not keep and source.shape == shape and _all_masked(predicate, goal):
             yield replace(at(source, operand.axes), guard=operand, nan_to_zero=True)
             return
-        where = Operand(predicate, broadcast_axes(operand.axes, predicate.shape, shape))
-        refills = (*state.refills, Mask(where, keep, fill))
-        axes = broadcast_axes(operand.axes, source.shape, shape)
-        yield replace(at(source, axes), refills=refills, guard=operand)
+        refills = (*state.refills, Mask(spread(predicate, operand.axes, shape), keep, fill))
+        inner = spread(source, operand.axes, shape)
+        yield replace(state, operand=inner, refills=refills, guard=operand)
     elif node.op in MULTIPLICATIVE:
-        sides = node.operands
-        for index in range(2 if node.op == "aten.mul.Tensor" else 1):
-            mine, other = sides[index], sides[1 - index]
-            factor = Factor(
-                Operand(other, broadcast_axes(operand.axes, other.shape, shape)),
-                divides=node.op == "aten.div.Tensor",
-            )
-            axes = broadcast_axes(operand.axes, mine.shape, shape)
-            yield replace(at(mine, axes), gains=(*state.gains, factor))
+        for mine, other, power in factored(node, operand.axes):
+            factor = Factor(other, divides=power < 0)
+            yield replace(state, operand=mine, gains=(*state.gains, factor))
 
 
 def hands_on(node: Node) -> bool:

@@ -8,7 +8,7 @@ from attngraph.analysis.attention.window_reader import WindowReader
 from attngraph.analysis.attention.windows import Below, Windows, read_product
 from attngraph.analysis.layout.digits import UnreadError
 from attngraph.analysis.values.scalars import fill_of, is_cast, scale_of
-from attngraph.analysis.walks import walk
+from attngraph.analysis.walks import ahead, walk
 from attngraph.errors import IRError
 from attngraph.ir import Node, Value
 from attngraph.ir.hashing import structure
@@ -147,7 +147,9 @@ def _below(softmax: Node) -> Below | None:
             break
         chain.append(node)
     roots = dict.fromkeys(
-        user for value in walk([chain[-1].output], _moved_on, limit=None) for user in value.users
+        user
+        for value in ahead(chain[-1].output, lambda node: node.op in _MOVES, None)
+        for user in value.users
     )
     ends = [_summed(node) for node in roots if node.op not in _MOVES]
     if len(ends) != 1 or read_product(ends[0]) is None or softmax.graph is None:
@@ -163,7 +165,3 @@ def _summed(node: Node) -> Node:
     """The sum over a product of elements, where that is all that reads it."""
     users = dict.fromkeys(node.output.users) if node.op == "aten.mul.Tensor" else ()
     return next((user for user in users if user.op in SUM), node) if len(users) == 1 else node
-
-
-def _moved_on(value: Value) -> list[Value]:
-    return [out for node in value.users if node.op in _MOVES for out in node.outputs]

@@ -14,13 +14,21 @@ from itertools import chain, product
 
 from attngraph.analysis.attention.activations import contraction_at, pairs_activations
 from attngraph.analysis.attention.bare_scores import bare, by_a_network
-from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added, placed
+from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import pair_of
 from attngraph.analysis.attention.shapes import divisions
-from attngraph.analysis.layout.axes import Operand, climb, fresh_axes, resolve, top
+from attngraph.analysis.layout.axes import (
+    Operand,
+    climb,
+    fresh_axes,
+    resolve,
+    sides_of,
+    spread,
+    top,
+)
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.walks import origin, readers, sources, users, varying, walk
+from attngraph.analysis.walks import behind, origin, readers, users, varying, walk
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
@@ -83,12 +91,10 @@ def _of_keys_alone(quotient: Node) -> Iterator[tuple[Node, Declined]]:
 def _sums(value: Value | None) -> Iterator[Node]:
     """The sums and products that a side of a quotient is, past factors."""
 
-    def above(value: Value) -> list[Value]:
-        node = value.producer
-        passes = node is not None and (node.op in LAYOUT | CAST | MULTIPLICATIVE or added(node))
-        return sources(node) if node is not None and passes else []
+    def passes(node: Node) -> bool:
+        return node.op in LAYOUT | CAST | MULTIPLICATIVE or bool(added(node))
 
-    for found in walk([] if value is None else [value], above):
+    for found in behind([] if value is None else [value], passes):
         node = found.producer
         if node is not None and (
             node.op == SUM or (len(node.outputs) == 1 and contraction_at(node))
@@ -98,13 +104,10 @@ def _sums(value: Value | None) -> Iterator[Node]:
 
 def _exponentials(sum_: Node) -> set[Node]:
     """The exponentials in a sum, of computed scores that are no product of activations."""
-
-    def above(value: Value) -> list[Value]:
-        node = value.producer
-        passes = node is not None and (node is sum_ or node.op in _LINEAR | LAYOUT)
-        return sources(node) if node is not None and passes else []
-
-    found = (value.producer for value in walk(sources(sum_), above))
+    found = (
+        value.producer
+        for value in behind(sum_.operands, lambda node: node is sum_ or node.op in _LINEAR | LAYOUT)
+    )
     powers = {node for node in found if node is not None and node.op == EXP}
     return {node for node in powers if _is_of_inputs(node) and not _has_pairs(node)}
 
@@ -126,15 +129,10 @@ def _is_computed(side: Operand) -> bool:
 
 def _has_pairs(power: Node) -> bool:
     """Whether the scores of exponentials are read from a product of activations."""
-
-    def above(value: Value) -> list[Value]:
-        node = value.producer
-        passes = node is not None and node.op in _LINEAR | LAYOUT | POINTWISE | JOIN
-        return sources(node) if node is not None and passes else []
-
+    through = _LINEAR | LAYOUT | POINTWISE | JOIN
     products = (
         contraction_at(value.producer)
-        for value in walk(sources(power), above)
+        for value in behind(power.operands, lambda node: node.op in through)
         if value.producer is not None and len(value.producer.outputs) == 1
     )
     return any(found is not None and pairs_activations(found) for found in products)
@@ -177,7 +175,7 @@ def _is_normalised(power: Node) -> bool:
         return False
     below = readers(power, lambda node: node.op in _LINEAR)
     above = power.inputs[0].producer if power.inputs[0] is not None else None
-    logs = () if above is None else (value.producer for value in sources(above))
+    logs = () if above is None else (value.producer for value in above.operands)
     return any(node.op == SUM for node in below) or any(
         node is not None and node.op in LOG_SUM for node in logs
     )
@@ -217,7 +215,7 @@ def _running(root: Node) -> Iterator[tuple[Node, Declined]]:
             return [source]
         if node is None or node.op not in _LINEAR | POINTWISE | RUNNING_SUM:
             return []
-        return [placed(place.axes, value, node) for value in sources(node)]
+        return sides_of(node, place.axes)
 
     for state in queries.sides:
         summed: set[Node] = set()
@@ -233,9 +231,9 @@ def _is_outer(place: Operand, queries: Contraction) -> bool:
     """Whether a value is a product of keys and values: each side has features of its own, one of
     which the queries are multiplied with."""
     node = place.value.producer
-    if node is None or node.op not in MULTIPLICATIVE or len(sources(node)) != 2:
+    if node is None or node.op not in MULTIPLICATIVE or len(node.operands) != 2:
         return False
-    left, right = ({*placed(place.axes, value, node).atoms} for value in sources(node))
+    left, right = ({*side.atoms} for side in sides_of(node, place.axes))
     is_outer = bool(left - right) and bool(right - left)
     return is_outer and bool({*resolve(queries.summed)} & (left ^ right))
 
@@ -279,8 +277,8 @@ def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
             if node.op not in POINTWISE or len(node.outputs) != 1:
                 return
             way = replace(way, functions=(*way.functions, node))
-        inputs = [v for v in sources(node) if v.tensor_type.dtype.is_floating_point]
-        sides = [placed(operand.axes, value, node) for value in inputs]
+        inputs = [v for v in node.operands if v.tensor_type.dtype.is_floating_point]
+        sides = [spread(value, operand.axes, node.output.shape) for value in inputs]
         for side in sides:
             others = [set(top(other).atoms) for other in sides if other is not side]
             pairs = any(atoms & keys and atoms - keys for atoms in others)
@@ -343,7 +341,7 @@ def _is_rescaled(root: Node) -> bool:
 
     def is_scaled(value: Value | None) -> bool:
         node = None if value is None else value.producer
-        sides = sources(node) if node is not None and node.op == "aten.mul.Tensor" else ()
+        sides = node.operands if node is not None and node.op == "aten.mul.Tensor" else ()
         tops = [top(Operand(side, fresh_axes(side.shape))).value.producer for side in sides]
         return any(above is not None and above.op == EXP for above in tops)
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from attngraph.analysis.experts.activation import Activation, read_activation
 from attngraph.analysis.experts.products import GROUPED, Product, read_product
-from attngraph.analysis.walks import walk
+from attngraph.analysis.walks import ahead, walk
 from attngraph.errors import counted
 from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import divide, product, same
@@ -126,10 +126,7 @@ def thresholds(graph: Graph) -> Iterator[tuple[Choice, Node]]:
     for choice in _largest(graph):
         if choice.indices.uses:
             continue
-        least = walk(
-            [choice.node.outputs[0]],
-            lambda value: (v for user in value.users if user.op in LAYOUT for v in user.outputs),
-        )
+        least = ahead(choice.node.outputs[0], lambda user: user.op in LAYOUT)
         found = (user for value in least for user in value.users if user.op in COMPARISON)
         if (comparison := next(found, None)) is not None:
             yield choice, comparison

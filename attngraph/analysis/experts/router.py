@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -13,7 +13,7 @@ from attngraph.analysis.experts.uniform import is_sized
 from attngraph.analysis.masks.row_policy import WEAKEST_FILL
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.scalars import keeps_values, uniform, widens
-from attngraph.analysis.walks import walk
+from attngraph.analysis.walks import ahead, made_of
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
@@ -121,19 +121,11 @@ def _sets_others(choice: Choice, node: Node) -> bool:
 
 def softmax_near(choice: Choice) -> Node | None:
     """The softmax over all scores before the choice, or over those that were chosen."""
-
-    def above(value: Value) -> Iterator[Value]:
-        if value.producer is not None:
-            yield from value.producer.operands
-
-    def below(value: Value) -> Iterator[Value]:
-        yield from (result for node in value.users for result in node.outputs)
-
-    for start, step, size in (
-        (choice.scores, above, choice.experts),
-        (choice.node.outputs[0], below, choice.count),
+    for near, size in (
+        (made_of(choice.scores), choice.experts),
+        (ahead(choice.node.outputs[0], lambda node: True, None), choice.count),
     ):
-        for value in islice(walk([start], step), _NEAR):
+        for value in islice(near, _NEAR):
             node = value.producer
             if node is not None and node.op in SOFTMAX and value.shape[-1] == size:
                 return node

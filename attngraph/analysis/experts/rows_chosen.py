@@ -6,10 +6,10 @@ than one that gives each row its experts: a row's result depends on the scores o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attngraph.analysis.walks import readers, walk
+from attngraph.analysis.walks import ahead, readers, walk
 from attngraph.ir import Dim, Graph, Node, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
@@ -46,7 +46,8 @@ def rows_chosen(graph: Graph) -> Iterator[RowsChosen]:
             continue
         scores = node.inputs[0]
         dim = attribute(node, "dim") % len(scores.shape)
-        users = [user for value in _moved(node.outputs[1]) for user in value.users]
+        moved = ahead(node.outputs[1], lambda user: user.op in LAYOUT | CAST | SORTED)
+        users = [user for value in moved for user in value.users]
         gathers = [user for user in users if _takes_rows(user, scores.shape[dim])]
         is_put_back = any(user.op in SCATTER | ONE_HOT | COMPARISON for user in users)
         if not is_put_back or not any(map(_is_multiplied, gathers)):
@@ -57,17 +58,6 @@ def rows_chosen(graph: Graph) -> Iterator[RowsChosen]:
         if not widths or not isinstance(widths[0], int) or same(widths[0], scores.shape[dim]):
             continue  # the last: each row has chosen among them
         yield RowsChosen(node, widths[0], node.outputs[1].shape[dim], softmax)
-
-
-def _moved(places: Value) -> Iterable[Value]:
-    """The places a top-k gives, in other layouts and orders."""
-
-    def below(value: Value) -> Iterator[Value]:
-        for user in value.users:
-            if user.op in LAYOUT | CAST | SORTED:
-                yield from user.outputs
-
-    return list(walk([places], below))
 
 
 def _takes_rows(node: Node, size: Dim) -> bool:

@@ -24,7 +24,7 @@ from attngraph.analysis.layout.moves import (
     Repeated,
     move_of,
 )
-from attngraph.ir import Dim, Value
+from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import divide, product, same, same_shape
 
 
@@ -136,6 +136,16 @@ def broadcast_axes(axes: Axes, shape: Sequence[Dim], out_shape: Sequence[Dim]) -
         () if dim == 1 and out != 1 else index
         for index, dim, out in zip(aligned, shape, outer, strict=True)
     )
+
+
+def spread(value: Value, axes: Axes, shape: Sequence[Dim]) -> Operand:
+    """An operand that was broadcast to `shape`, which `axes` index."""
+    return Operand(value, broadcast_axes(axes, value.shape, shape))
+
+
+def sides_of(node: Node, axes: Axes) -> list[Operand]:
+    """The inputs of an elementwise node whose output `axes` index."""
+    return [spread(value, axes, node.output.shape) for value in node.operands]
 
 
 def _cut(cut: Cut, value: Value, axes: Axes) -> Axes | None:

@@ -7,8 +7,8 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes
-from attngraph.ir import Dim, Node, Value
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes, spread
+from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 
 
@@ -80,12 +80,8 @@ def _with_addend(node: Node, axes: Axes) -> Contraction | None:
         return None
     product = _matmul(left, right, axes)
     shape = node.output.shape
-    addends = () if beta == 0 else ((_broadcast(addend, axes, shape), float(beta)),)
+    addends = () if beta == 0 else ((spread(addend, axes, shape), float(beta)),)
     return Contraction(product.left, product.right, product.summed, float(alpha), addends)
-
-
-def _broadcast(value: Value, axes: Axes, shape: Sequence[Dim]) -> Operand:
-    return Operand(value, broadcast_axes(axes, value.shape, shape))
 
 
 def _linear(node: Node, axes: Axes) -> Contraction | None:
@@ -173,5 +169,5 @@ def _multiply_and_sum(node: Node, axes: Axes) -> Contraction | None:
     summed = tuple(atom for position in sorted(dims) for atom in inner[position])
     shape = source.shape
     return Contraction(
-        _broadcast(left, tuple(inner), shape), _broadcast(right, tuple(inner), shape), summed
+        spread(left, tuple(inner), shape), spread(right, tuple(inner), shape), summed
     )

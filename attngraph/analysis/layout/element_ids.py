@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, resolve
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, sides_of
 from attngraph.analysis.layout.columns import Column, has_columns, known, rows, steps
 from attngraph.analysis.values.scalars import scale_of
 from attngraph.ir import Node, Value
@@ -62,11 +62,7 @@ class ElementIds:
         if (scaling := scale_of(node)) is not None:
             found = self.of(Operand(scaling[0], axes), count)
             return [(scaling[1] * factor, number) for factor, number in found]
-        shape = node.output.shape
-        sides = [
-            self.of(Operand(source, broadcast_axes(axes, source.shape, shape)), count)
-            for source in node.operands
-        ]
+        sides = [self.of(side, count) for side in sides_of(node, axes)]
         entries = zip(*sides, strict=True)
         if node.op == "aten.mul.Tensor":
             return [self.product(entry) for entry in entries]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, sides_of
 from attngraph.analysis.layout.columns import Column, chosen, known, steps
 from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.values.scalars import scale_of
@@ -107,11 +107,11 @@ class Reading:
             if not isinstance(alpha, (int, float)):
                 raise _Unread
             sign = -float(alpha) if node.op == "aten.sub.Tensor" else float(alpha)
-            for source, factor in zip(node.inputs, (1.0, sign), strict=True):
-                for term in self._terms(_side(node, source, axes), places):
+            for side, factor in zip(sides_of(node, axes), (1.0, sign), strict=True):
+                for term in self._terms(side, places):
                     yield replace(term, factor=term.factor * factor)
         elif node.op == "aten.mul.Tensor":
-            first, second = (_side(node, source, axes) for source in node.inputs)
+            first, second = sides_of(node, axes)
             yield from self._product(first, second, places)
         elif (parts := steps(operand, count)) is not None:
             for part in parts:
@@ -178,12 +178,6 @@ def region(y: Value) -> list[Value]:
     if not products:
         return []
     return [value for value in found if value.dtype.is_floating_point]
-
-
-def _side(node: Node, source: Value | None, axes: Axes) -> Operand:
-    if source is None:
-        raise _Unread
-    return Operand(source, broadcast_axes(axes, source.shape, node.output.shape))
 
 
 def _entries(table: Operand, count: int) -> list[float] | None:

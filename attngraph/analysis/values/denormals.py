@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from attngraph.analysis.walks import behind
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.traits import (
     ADDITIVE,
@@ -72,11 +73,7 @@ def _divides(node: Node) -> bool:
 
 def _above(value: Value | None, through: Trait) -> Iterator[Node]:
     """What a value is made of: nodes up to the first that isn't one of `through`, and those."""
-    seen: set[Node] = set()
-    todo = [value]
-    while todo:
-        node = None if (value := todo.pop()) is None else value.producer
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            todo += node.inputs if node.op in through else []
+    start = [] if value is None else [value]
+    for each in behind(start, lambda node: node.op in through, limit=None):
+        if each.producer is not None:
+            yield each.producer
