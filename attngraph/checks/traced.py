@@ -18,7 +18,7 @@ from attngraph.errors import IRError, ParityError, UsageError
 from attngraph.frontend.sizes.blocks import blocks
 from attngraph.frontend.sizes.suspects import Suspect
 from attngraph.ir import Dim, Graph, TensorType, Value, interpret
-from attngraph.ir.conditions import Condition, multiples
+from attngraph.ir.conditions import Condition, left_out_alone, multiples
 from attngraph.ir.dims import DIVIDING, functions_of, substitute, symbol, symbols_of
 from attngraph.ir.interpreter import Observer
 from attngraph.ir.ranges import Ranges
@@ -191,10 +191,15 @@ def _together(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, int
 
 
 def _ends(suspect: Suspect, graph: Graph) -> list[dict[str, int]]:
-    """The largest sizes of its dims: of a table that is taken whole, its length."""
-    highs = {name: info.high for name, info in graph.dims.items() if info.high is not None}
-    names = symbols_of(suspect.condition) & highs.keys()
-    return [{name: highs[name]} for name in sorted(names) if highs[name] <= _LARGEST]
+    """The one size that it leaves out, or else the largest sizes of its dims: of a table that is
+    taken whole, its length.
+    """
+    names = symbols_of(suspect.condition) & graph.dims.keys()
+    if (alone := left_out_alone(suspect.condition)) is not None:
+        sizes = dict.fromkeys(names, alone)
+    else:
+        sizes = {name: high for name in names if (high := graph.dims[name].high) is not None}
+    return [{name: sizes[name]} for name in sorted(sizes) if 0 < sizes[name] <= _LARGEST]
 
 
 def _not_one(check: Check, graph: Graph, known: Ranges) -> list[Suspect]:

@@ -31,6 +31,7 @@ from attngraph.ir.dims import (
     shortened,
     shown_dim,
     symbol,
+    symbols_of,
     syntax_of,
     without_floors,
 )
@@ -73,6 +74,20 @@ def format_condition(condition: Condition, of_dim: Callable[[Any], str] = format
     if condition in (sympy.true, sympy.false):
         return str(bool(condition))
     raise IRError(f"{condition!r} is not a condition on dims.")
+
+
+def left_out_alone(condition: Condition) -> int | None:
+    """The one size of its one dim that a condition leaves out, if that is all: 7 in n + 1 ≠ 8."""
+    names = symbols_of(condition)
+    if not isinstance(condition, sympy.Ne) or len(names) != 1:
+        return None
+    size = symbol(next(iter(names)))
+    difference = sympy.expand(condition.lhs - condition.rhs)
+    slope = difference.coeff(size)
+    if not slope.is_number or slope == 0 or not (offset := difference - slope * size).is_number:
+        return None
+    left_out = -offset / slope
+    return int(left_out) if left_out.is_Integer else None
 
 
 def shown(condition: Condition) -> str:

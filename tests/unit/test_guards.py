@@ -180,11 +180,23 @@ def test_small_sizes_that_are_excluded_are_a_lower_end() -> None:
     strided = "((-1) + (S // 10)) != 1"
     assert excluded_small(message(strided), samples) == ["seq = Dim('seq', min=30, max=512)"]
     assert excluded_small(message(strided, "2 <= seq"), samples) == ["seq = Dim('seq', min=30)"]
+    assert excluded_small(message("((-1) + S) != 1"), samples) == [
+        "seq = Dim('seq', min=3, max=512)"
+    ]
     assert excluded_small(message("S >= 8"), samples) == ["seq = Dim('seq', min=8, max=512)"]
 
 
 @pytest.mark.parametrize(
-    "guard", ["(S // 10) != 40", "(S % 4) == 0", "S != 401", "B != S", "S <= 8"]
+    "guard",
+    [
+        "(S // 10) != 40",
+        "(S % 4) == 0",
+        "S != 401",
+        "B != S",
+        "S <= 8",
+        "S != 7",  # 3 is none of these
+        "((-1) + 2*S) != 13",
+    ],
 )
 def test_what_excludes_other_sizes_than_small_ones(guard: str) -> None:
     assert excluded_small(message(guard), {"seq": 400}) == []

@@ -33,7 +33,14 @@ from attngraph.frontend.sizes.suspects import (
 )
 from attngraph.frontend.sizes.symbols import Symbols
 from attngraph.frontend.watching.questions import Question
-from attngraph.ir.conditions import Condition, always, at_sizes, multiples, shown
+from attngraph.ir.conditions import (
+    Condition,
+    always,
+    at_sizes,
+    left_out_alone,
+    multiples,
+    shown,
+)
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 
 _Sample = Mapping[sympy.Symbol, sympy.Integer]
@@ -132,7 +139,7 @@ def settled_limits(
         each
         for each in kept.values()
         if isinstance(each, sympy.Ne) and unequal(each) is None
-        if each in left_out or not places.of(each)
+        if each in left_out or not places.of(each) or left_out_alone(each) is not None
     ]
     known = tuple(each for each in kept.values() if each not in chances)
     require_asked(wanted, dims, known, places, refusal)
@@ -146,7 +153,13 @@ def settled_limits(
             if info.low == 1
         ),
         *(
-            Suspect(each, "", frozenset(), chance=True, refusal=_end_refused(each, wanted, places))
+            Suspect(
+                each,
+                places.of(each),
+                frozenset(),
+                chance=True,
+                refusal=_size_refused(each, wanted, places),
+            )
             for each in chances
         ),
     )
@@ -284,16 +297,24 @@ def _largest_left_out(
     ]
 
 
-def _end_refused(
+def _size_refused(
     condition: Condition, wanted: Mapping[str, Request], places: Places
 ) -> CaptureError | None:
-    """The error where a condition is required and excludes an end that was asked for by number."""
+    """The error where a condition is required and excludes a size of a range that was asked for by
+    number.
+    """
     for name in symbols_of(condition) & wanted.keys():
-        for end in (wanted[name].low, wanted[name].high):
+        request = wanted[name]
+        for end in (request.low, request.high):
             if end and at_sizes(condition, {symbol(name): sympy.Integer(end)}) == sympy.false:
                 where = places.of_end(name, end, end - 1)
                 bound = f"{name} is at most {end - 1}" if where else shown(condition)
-                return narrowed(wanted[name], bound, where)
+                return narrowed(request, bound, where)
+        low, high = asked(request)
+        size = left_out_alone(condition)
+        by_number = request.low or request.high
+        if by_number and size is not None and low < size < (high or size + 1):
+            return narrowed(request, shown(condition), places.of(condition))
     return None
 
 

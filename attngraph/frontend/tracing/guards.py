@@ -12,11 +12,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-import sympy
-
 from attngraph.errors import IRError
 from attngraph.frontend.files.expression_cost import cost
-from attngraph.ir.conditions import always, parse_condition
+from attngraph.ir.conditions import always, left_out_alone, parse_condition
 from attngraph.ir.dims import DimInfo
 from attngraph.ir.pieces import holds_in_pieces
 
@@ -34,7 +32,6 @@ _SAFE = re.compile(r"(?:\bn\d+\b|\bmin\b|\bmax\b|\d+|[-+*/()<>=, ])*")
 _MULTIPLES = re.compile(r"(?:min|max|(?:\d+\*)?\bn0\b|[(), ]|[<>!=]=|[<>])*")
 _LOW = re.compile(r"(\d+) <= ")
 _HIGH = re.compile(r"<= (\d+)\s*$")
-_LINEAR = re.compile(r"\(?(?:\d+ \+ )?(?:\d+\*)?n0(?: \+ \d+)?\)?")
 _TRIED = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 127, 128, 1000, 4095, 65536)
 
 
@@ -91,11 +88,16 @@ def excluded_small(message: str, samples: Mapping[str, int]) -> list[str]:
 
 
 def _holds_from(guard: str, range_: str, sample: int) -> int | None:
-    """The least size from which a guard on one size is proved, if the sample is no smaller."""
+    """The least size from which a guard on one size is proved, if the sample is no smaller.
+
+    None where a guard leaves out one size amid others, as that of `if len(table) != 2 * n - 1`.
+    """
     sizes = set(_SIZE.findall(guard))
     if len(sizes) != 1:
         return None
     least, most = _ends(range_)
+    if (_sole_exception(guard) or 0) > max(least or 0, 2):
+        return None
     try:
         condition = parse_condition(guard.replace(sizes.pop(), "n0"))
     except IRError:
@@ -116,16 +118,14 @@ def _holds_from(guard: str, range_: str, sample: int) -> int | None:
 
 def _sole_exception(guard: str) -> int | None:
     """The one size that a guard such as `(20 + 4*L['x'].size()[1]) != 64` excludes."""
-    sizes = _SIZE.findall(guard)
+    sizes = set(_SIZE.findall(guard))
     if len(sizes) != 1:
         return None
-    left, _, right = guard.replace(sizes[0], "n0").partition(" != ")
-    linear, number = (left, right) if right.isdigit() else (right, left)
-    if not number.isdigit() or not _LINEAR.fullmatch(linear):
+    try:
+        condition = parse_condition(guard.replace(sizes.pop(), "n0"))
+    except IRError:
         return None
-    size = sympy.Symbol("n0")
-    (root,) = sympy.solve(sympy.sympify(linear, {"n0": size}) - int(number), size)
-    return int(root) if root.is_integer else None
+    return left_out_alone(condition)
 
 
 def _holds(guard: str, range_: str) -> bool:
