@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, listed
 from attngraph.frontend.interface.stand_ins import stand_ins
+from attngraph.frontend.interface.strides import Asked, Lay, strides_note
 from attngraph.inference import MOST_ELEMENTS, each_leaf, holders_of, inference, restored
 
 _TRAINED = (
@@ -38,9 +39,11 @@ def state_notes(
     if isinstance(module, torch.jit.ScriptModule):
         return []
     trains = any(part.training for part in module.modules())
+    asked = Asked()
     try:
         with inference(module), torch.random.fork_rng(devices=[]):
-            first = _call(module, args, kwargs)
+            with asked:
+                first = _call(module, args, kwargs)
             after_first = dict(_values(module))
             second = _call(module, args, kwargs)
             after_second = dict(_values(module))
@@ -60,9 +63,26 @@ def state_notes(
             f"The model {told}{effect}: the graph computes what the first call does, and keeps "
             "nothing. Make it an input and an output."
         )
+    if asked.place is not None and not differs:
+        notes += _of_strides(asked.place, module, args, kwargs, first)
     if trains and not differs and (note := _training_note(module, args, kwargs, first)):
         notes.append(note)
     return notes
+
+
+def _of_strides(
+    place: tuple[str, int],
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    expected: Any,
+) -> list[str]:
+    def is_same(lay: Lay) -> bool:
+        with inference(module), torch.random.fork_rng(devices=[]), restored(module):
+            return _same_tree(_call(module, args, kwargs, lay), expected)
+
+    note = strides_note(place, is_same)
+    return [note] if note else []
 
 
 def _training_note(
@@ -91,17 +111,25 @@ def _training_note(
     )
 
 
-def _call(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _call(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    lay: Lay = torch.Tensor.clone,
+) -> Any:
     """The module's output on copies of its inputs and buffers, with the same random numbers.
 
-    Large weights are not read: other numbers stand for them.
+    Large weights are not read: other numbers stand for them. Inputs are copied by `lay`.
     """
 
     def copied(value: Any) -> Any:
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
+    def laid(value: Any) -> Any:
+        return lay(value.detach()) if isinstance(value, torch.Tensor) else value
+
     torch.manual_seed(0)
-    inputs, named = each_leaf(copied, (tuple(args), dict(kwargs)))
+    inputs, named = each_leaf(laid, (tuple(args), dict(kwargs)))
     buffers = {name: copied(buffer) for name, buffer in module.named_buffers()}
     with stand_ins(module) as weights:
         return functional_call(module, {**buffers, **weights}, inputs, named)
