@@ -41,18 +41,12 @@ _ANONYMOUS = re.compile(r"RssAnon:\s+(\d+) kB")
 def checkpoint(folder: str, layers: int) -> int:
     """Writes the folder, one weight in memory at a time; returns the number of parameters."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    config = LlamaConfig(
-        hidden_size=4096,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        intermediate_size=11008,
-        vocab_size=32000,
-        dtype="float16",
-        architectures=["LlamaForCausalLM"],
-    )
+    from bench.workloads import llama_config
+
+    stored = {"dtype": "float16", "architectures": ["LlamaForCausalLM"]}
+    config = llama_config(4096, layers, (32, 32), 11008, 32000, **stored)
     place = Path(folder)
     config.save_pretrained(place)
     with torch.device("meta"):

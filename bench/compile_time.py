@@ -24,32 +24,34 @@ from bench.machine import write
 _MANY = 64  # layers, of which a run takes half a minute
 
 
-def llama(layers: int) -> tuple[Any, tuple[Any, ...], Any]:
-    """A Llama of hidden size 256 with a padding mask, dynamic in batch and sequence."""
+def hidden_of(model: Any, **how: Any) -> Any:
+    """A model of transformers as a module of ids and mask that gives the last hidden states."""
     import torch
-    from transformers import LlamaConfig, LlamaModel
 
     class Hidden(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            config = LlamaConfig(
-                hidden_size=256,
-                num_hidden_layers=layers,
-                num_attention_heads=8,
-                num_key_value_heads=4,
-                intermediate_size=512,
-                vocab_size=1000,
-            )
-            self.model = LlamaModel(config)
+            self.model = model
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            output = self.model(input_ids, attention_mask=attention_mask, use_cache=False)
+            output = self.model(input_ids, attention_mask=attention_mask, **how)
             hidden: torch.Tensor = output.last_hidden_state
             return hidden
 
+    return Hidden().eval()
+
+
+def llama(layers: int) -> tuple[Any, tuple[Any, ...], Any]:
+    """A Llama of hidden size 256 with a padding mask, dynamic in batch and sequence."""
+    import torch
+    from transformers import LlamaModel
+
+    from bench.workloads import llama_config
+
+    model = LlamaModel(llama_config(256, layers, (8, 4), 512, 1000))
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
     args = (torch.randint(0, 1000, (2, 16)), torch.ones(2, 16, dtype=torch.int64))
-    return Hidden().eval(), args, (dims, dims)
+    return hidden_of(model, use_cache=False), args, (dims, dims)
 
 
 def measure(kind: str, layers: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ Block = Callable[[], tuple[float, list[int]]]
 
 def model(layers: int, name: str = "llama") -> Any:
     import transformers
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
     if name in STATEFUL:
@@ -63,17 +63,9 @@ def model(layers: int, name: str = "llama") -> Any:
         config.use_cache = True
         kind = type(config).__name__.removesuffix("Config")
         return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    module: Any = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=_WIDTH,
-            num_attention_heads=_HEADS,
-            num_key_value_heads=_KEY_HEADS,
-            num_hidden_layers=layers,
-            intermediate_size=_HIDDEN,
-            vocab_size=_VOCABULARY,
-            max_position_embeddings=4096,
-        )
-    )
+    sizes = _WIDTH, layers, (_HEADS, _KEY_HEADS), _HIDDEN, _VOCABULARY
+    config = workloads.llama_config(*sizes, max_position_embeddings=4096)
+    module: Any = LlamaForCausalLM(config)
     return module.eval()
 
 

@@ -30,10 +30,12 @@ _MEBIBYTE = 1 << 20
 def llama() -> tuple[Any, tuple[Any, ...], Any]:
     """The model in float16, as anybody would write it down."""
     import torch
-    from transformers import LlamaConfig, LlamaModel
+    from transformers import LlamaModel
+
+    from bench.workloads import llama_config
 
     class Logits(torch.nn.Module):
-        def __init__(self, config: LlamaConfig) -> None:
+        def __init__(self, config: Any) -> None:
             super().__init__()
             self.model = LlamaModel(config)
             self.head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -43,15 +45,7 @@ def llama() -> tuple[Any, tuple[Any, ...], Any]:
             logits: torch.Tensor = self.head(output.last_hidden_state)
             return logits
 
-    config = LlamaConfig(
-        hidden_size=2048,
-        num_hidden_layers=int(os.environ[LAYERS]),
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=5632,
-        vocab_size=32000,
-    )
-    module = Logits(config).half()
+    module = Logits(llama_config(2048, int(os.environ[LAYERS]), (32, 8), 5632, 32000)).half()
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
     return module, (torch.randint(0, 32000, (2, 16)),), (dims,)
 

@@ -17,7 +17,7 @@ from attngraph.compiling.pipeline import pipeline
 from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from attngraph.passes import run
-from bench.compile_time import llama
+from bench.compile_time import hidden_of, llama
 from bench.harness import options_of
 from bench.machine import write
 
@@ -26,18 +26,9 @@ def _bert(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     """BERT-base but for its depth and vocabulary: hidden 768, 12 heads."""
     from transformers import BertConfig, BertModel
 
-    class Hidden(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            config = BertConfig(num_hidden_layers=layers, vocab_size=1000)
-            self.model = BertModel(config, add_pooling_layer=False)
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            hidden: torch.Tensor = self.model(input_ids, attention_mask).last_hidden_state
-            return hidden
-
+    config = BertConfig(num_hidden_layers=layers, vocab_size=1000)
     args = (torch.randint(0, 1000, (2, 16)), torch.ones(2, 16, dtype=torch.int64))
-    return Hidden().eval(), args
+    return hidden_of(BertModel(config, add_pooling_layer=False)), args
 
 
 def _llama(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

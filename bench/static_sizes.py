@@ -36,17 +36,11 @@ def bert() -> tuple[Any, tuple[Any, ...]]:
 def llama() -> tuple[Any, tuple[Any, ...]]:
     """A Llama of 16 layers and hidden size 1024 at 2048 tokens, with a padding mask."""
     import torch
-    from transformers import LlamaConfig, LlamaModel
+    from transformers import LlamaModel
 
-    config = LlamaConfig(
-        hidden_size=1024,
-        num_hidden_layers=16,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        intermediate_size=2816,
-        vocab_size=1000,
-        use_cache=False,
-    )
+    from bench.workloads import llama_config
+
+    config = llama_config(1024, 16, (16, 4), 2816, 1000, use_cache=False)
     ids = torch.zeros(1, 2048, dtype=torch.int64)
     return LlamaModel(config), (ids, torch.ones_like(ids))
 

@@ -100,6 +100,23 @@ def _dims(longest: int, *, batch: bool = True) -> dict[int, Dim]:
     return {**({0: Dim("batch", max=1024)} if batch else {}), 1: Dim("seq", max=longest)}
 
 
+def llama_config(
+    hidden: int, layers: int, heads: tuple[int, int], inner: int, vocabulary: int, **more: Any
+) -> Any:
+    """Of a Llama; `heads` are those of the queries and those of the keys."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        **more,
+    )
+
+
 def bert_padded() -> Built:
     from transformers import BertConfig, BertModel
 
@@ -135,19 +152,11 @@ def gpt2_prefill() -> Built:
 
 
 def llama_prefill(length: int = 1024) -> Built:
-    from transformers import LlamaConfig, LlamaModel
+    from transformers import LlamaModel
 
-    groups = _size(4, 1)
-    config = LlamaConfig(
-        hidden_size=192 * groups,
-        num_attention_heads=3 * groups,
-        num_key_value_heads=groups,
-        num_hidden_layers=_layers(12),
-        intermediate_size=512 * groups,
-        vocab_size=_size(32000, 100),
-        max_position_embeddings=4096,
-        use_cache=False,
-    )
+    groups, vocabulary = _size(4, 1), _size(32000, 100)
+    sizes = 192 * groups, _layers(12), (3 * groups, groups), 512 * groups, vocabulary
+    config = llama_config(*sizes, max_position_embeddings=4096, use_cache=False)
     module: Any = LlamaModel(config)
     ids = _ids(config.vocab_size, 1, _size(length, 32))
     return module.eval(), (ids,), (_dims(4096, batch=False),)
