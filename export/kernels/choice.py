@@ -229,7 +229,7 @@ def candidates(facts: Facts, target: Target, version: tuple[int, int]) -> list[C
         rows = [r for r in LEGAL if form in r.forms and r.provider == target.provider]
         if PACKED in facts.features and not any(PACKED in row.takes for row in rows):
             continue  # a form that leaves no row out is no runner-up either
-        rows = [r for r in rows if version in r.versions]
+        rows = [r for r in rows if version in RELEASES[r.provider]]
         absent = target.refuses(form.op, form.since)
         # a form that is pointless here is no runner-up
         refusals = [
@@ -265,7 +265,11 @@ def _expected(
     names: list[str] = []
     rank = 0
     for row in KERNELS:
-        if form not in row.forms or row.provider != target.provider or version not in row.versions:
+        if (
+            form not in row.forms
+            or row.provider != target.provider
+            or version not in RELEASES[row.provider]
+        ):
             continue
         if facts.dtype not in row.dtypes:
             continue

@@ -133,11 +133,6 @@ class Legal:
     sm: int = 0
     source: str = "R"
 
-    @property
-    def versions(self) -> Versions:
-        """The onnxruntime releases for which this holds."""
-        return RELEASES[self.provider]
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -154,11 +149,6 @@ class Kernel:
     needs: tuple[str, ...] = ()
     sm: int = 0
     source: str = "D"
-
-    @property
-    def versions(self) -> Versions:
-        """The onnxruntime releases for which this holds."""
-        return RELEASES[self.provider]
 
 
 _ANY = frozenset({CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP})

@@ -59,11 +59,6 @@ def _selu(x: Tensor) -> Any:
     return _elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
-@double("aten.leaky_relu")
-def _leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Any:
-    return torch.where(x > 0, x, x * negative_slope)
-
-
 @double("aten.prelu", "aten._prelu_kernel")
 def _prelu(x: Tensor, weight: Tensor) -> Tensor:
     if weight.ndim == 1 and x.ndim > 1:
@@ -76,14 +71,12 @@ def _hardsigmoid(x: Tensor) -> Any:
     return torch.clamp(x + 3, 0, 6) / 6
 
 
-@double("aten.hardswish")
-def _hardswish(x: Tensor) -> Any:
-    return x * _hardsigmoid(x)
-
-
-@double("aten.mish")
-def _mish(x: Tensor) -> Any:
-    return x * torch.tanh(_softplus(x))
+double("aten.leaky_relu")(lambda x, negative_slope=0.01: torch.where(x > 0, x, x * negative_slope))
+double("aten.hardswish")(lambda x: x * _hardsigmoid(x))
+double("aten.mish")(lambda x: x * torch.tanh(_softplus(x)))
+double("aten.tan")(lambda x: torch.sin(x) / torch.cos(x))
+double("aten.cosh")(lambda x: (torch.exp(x) + torch.exp(-x)) / 2)
+double("aten.atanh")(lambda x: torch.log1p(2 * x / (1 - x)) / 2)
 
 
 @functools.cache
@@ -144,11 +137,6 @@ def _gelu(x: Tensor, approximate: str = "none") -> Any:
     return x * 0.5 * _erfc(x * -math.sqrt(0.5))
 
 
-@double("aten.tan")
-def _tan(x: Tensor) -> Any:
-    return torch.sin(x) / torch.cos(x)
-
-
 @double("aten.atan")
 def _atan(x: Tensor) -> Any:
     """By a step of Newton's from float32's: with y near atan(x), atan(x) − y is the angle between
@@ -161,14 +149,8 @@ def _atan(x: Tensor) -> Any:
     return torch.where(x.abs() > 1, torch.copysign(torch.full_like(x, math.pi / 2), x) - y, y)
 
 
-@double("aten.asin")
-def _asin(x: Tensor) -> Any:
-    return _atan(x / torch.sqrt((1 - x) * (1 + x)))
-
-
-@double("aten.acos")
-def _acos(x: Tensor) -> Any:
-    return 2 * _atan(torch.sqrt((1 - x) / (1 + x)))
+double("aten.asin")(lambda x: _atan(x / torch.sqrt((1 - x) * (1 + x))))
+double("aten.acos")(lambda x: 2 * _atan(torch.sqrt((1 - x) / (1 + x))))
 
 
 @double("aten.sinh")
@@ -176,11 +158,6 @@ def _sinh(x: Tensor) -> Any:
     grown = torch.expm1(x.abs())
     found = torch.where(grown.isinf(), grown, (grown + grown / (grown + 1)) / 2)
     return torch.copysign(found, x)
-
-
-@double("aten.cosh")
-def _cosh(x: Tensor) -> Any:
-    return (torch.exp(x) + torch.exp(-x)) / 2
 
 
 @double("aten.asinh")
@@ -195,11 +172,6 @@ def _acosh(x: Tensor) -> Tensor:
     below = x - 1
     found = torch.log1p(below + torch.sqrt(below) * torch.sqrt(x + 1))  # NaN below 1
     return torch.where(x > 1e100, torch.log(x) + math.log(2), found)
-
-
-@double("aten.atanh")
-def _atanh(x: Tensor) -> Any:
-    return torch.log1p(2 * x / (1 - x)) / 2
 
 
 @double("aten.group_norm")
