@@ -157,9 +157,9 @@ class Reader:
     def _reads(
         self,
         known: Mapping[Value, Any],
-        key: tuple[Value, torch.Tensor],
+        key: Vector,
         written: torch.Tensor,
-        vectors: Sequence[tuple[Value, torch.Tensor]],
+        vectors: Sequence[Vector],
         results: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor],
     ) -> Iterator[OuterStep]:
         """How z reads the state: its query, and what else is in it, without the value written."""
@@ -198,8 +198,8 @@ class Reader:
         rate: Value | None,
         numbers: tuple[torch.Tensor, torch.Tensor | None],
         slope: torch.Tensor,
-        vectors: Sequence[tuple[Value, torch.Tensor]],
-        rates: Sequence[tuple[Value, torch.Tensor]],
+        vectors: Sequence[Vector],
+        rates: Sequence[Vector],
     ) -> Iterator[OuterStep]:
         """The recurrences of that update with that slope."""
         k, r = numbers
@@ -213,12 +213,7 @@ class Reader:
             if not is_near(a, own[..., None] * eye):
                 continue
             found = replace(step, beta=rate) if is_delta else replace(step, rate=rate)
-            if is_near(own, torch.ones_like(own)):
-                yield found
-            elif is_near(own[..., :1].expand_as(own), own):
-                yield from self._decayed(found, own[..., :1], rates)
-            else:
-                yield from self._decayed(found, own, vectors)
+            yield from self._decayed(found, own, vectors, rates)
 
     def _corrected(
         self,
@@ -244,16 +239,17 @@ class Reader:
         for found in Corrections(own, other).of(slope):
             for step in dict.fromkeys(alike):
                 whole = replace(step, reads=found.reads, writes=found.writes, turn=found.turn)
-                if is_near(found.decay, torch.ones_like(found.decay)):
-                    yield whole
-                elif is_near(found.decay[..., :1].expand_as(found.decay), found.decay):
-                    yield from self._decayed(whole, found.decay[..., :1], rates)
-                else:
-                    yield from self._decayed(whole, found.decay, vectors)
+                yield from self._decayed(whole, found.decay, vectors, rates)
 
     def _decayed(
-        self, step: OuterStep, a: torch.Tensor, given: Sequence[tuple[Value, torch.Tensor]]
+        self, step: OuterStep, a: torch.Tensor, vectors: Sequence[Vector], rates: Sequence[Vector]
     ) -> Iterator[OuterStep]:
+        """The step with what decays its state by `a` (B, H, dk): one number of a head, if it is."""
+        if is_near(a, torch.ones_like(a)):
+            yield step
+            return
+        by_head = is_near(a[..., :1].expand_as(a), a)
+        a, given = (a[..., :1], rates) if by_head else (a, vectors)
         for value, x in given:
             if is_near(x.exp(), a):
                 yield replace(step, decay=value)
@@ -263,9 +259,7 @@ class Reader:
         if is_near(a, a[:1].expand_as(a)):
             yield replace(step, is_constant=True)
 
-    def _candidates(
-        self, known: Mapping[Value, Any], width: int
-    ) -> list[tuple[Value, torch.Tensor]]:
+    def _candidates(self, known: Mapping[Value, Any], width: int) -> list[Vector]:
         """(B, H, width), those next to the state first."""
         found = []
         elements = product([self.runs.state.shape[0], self.heads, width])
@@ -295,7 +289,7 @@ class Reader:
 
 
 def _multiples(
-    vectors: Sequence[tuple[Value, torch.Tensor]], state: torch.Tensor, z: torch.Tensor
+    vectors: Sequence[Vector], state: torch.Tensor, z: torch.Tensor
 ) -> Iterator[tuple[Value, float]]:
     """The queries of which z is a multiple in a state, the same in all heads."""
     if not z.any():

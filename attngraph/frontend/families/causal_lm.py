@@ -153,8 +153,7 @@ class CausalLM(_OfText):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, past: Layers) -> dict[str, Any]:
         length = input_ids.shape[1]
-        fits: Any = torch._check
-        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + length)
+        check_length(attention_mask, past[0]["key"].shape[2] + length)
         positions = places(attention_mask)[:, -length:]
         return self._run({"input_ids": input_ids}, attention_mask, positions, past)
 
@@ -173,8 +172,7 @@ class PlacedCausalLM(CausalLM):
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: Layers
     ) -> dict[str, Any]:
-        fits: Any = torch._check
-        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + input_ids.shape[1])
+        check_length(attention_mask, past[0]["key"].shape[2] + input_ids.shape[1])
         return self._run({"input_ids": input_ids}, attention_mask, position_ids, past)
 
 
@@ -190,6 +188,12 @@ class UnpaddedCausalLM(_OfText):
 def places(mask: Tensor) -> Tensor:
     """How many tokens a mask (B, T) shows before each; 0 where it hides one."""
     return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
+
+
+def check_length(mask: Tensor, tokens: Any) -> None:
+    """Says of a mask (B, T), in a trace too, that it has so many tokens."""
+    check: Any = torch._check
+    check(mask.shape[1] == tokens)
 
 
 def _filled(past: Layers, *, is_known: bool = True) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.frontend.families.cache import Layout
-from attngraph.frontend.families.causal_lm import Cached, Layers, places
+from attngraph.frontend.families.causal_lm import Cached, Layers, check_length, places
 from attngraph.frontend.families.image_parts import (
     KINDS,
     POSITIONS,
@@ -62,8 +62,7 @@ class CachedEmbeds(Cached):
         past: Layers,
     ) -> dict[str, Any]:
         (batch, length), before = inputs_embeds.shape[:2], past[0]["key"].shape[2]
-        fits: Any = torch._check
-        fits(attention_mask.shape[1] == before + length)
+        check_length(attention_mask, before + length)
         tokens = {"inputs_embeds": inputs_embeds}
         if token_type_ids is not None and self.told is not None:
             held = token_type_ids.new_zeros(batch, before)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attngraph.errors import UsageError
 from attngraph.frontend.families.cache import Layout
-from attngraph.frontend.families.causal_lm import places
+from attngraph.frontend.families.causal_lm import check_length, places
 from attngraph.frontend.families.image_parts import POSITIONS, rows_of, table_of
 from attngraph.frontend.families.kept import Kept
 from attngraph.frontend.families.stateful_lm import Stateful, Tensors
@@ -52,8 +52,7 @@ class StatefulEmbeds(Stateful):
     ) -> dict[str, Any]:
         length = inputs_embeds.shape[1]
         if self.kept.grows:
-            fits: Any = torch._check
-            fits(attention_mask.shape[1] == self._held(past) + length)
+            check_length(attention_mask, self._held(past) + length)
         if position_ids is None:
             position_ids = places(attention_mask)[:, -length:] + self.begin
         result: dict[str, Any] = self._run(

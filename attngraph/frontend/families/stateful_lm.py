@@ -17,7 +17,7 @@ from torch.export import Dim
 
 from attngraph.errors import UsageError
 from attngraph.frontend.families.cache import Layout, rows_looked_up
-from attngraph.frontend.families.causal_lm import OfModel, WithCache, places
+from attngraph.frontend.families.causal_lm import OfModel, WithCache, check_length, places
 from attngraph.frontend.families.kept import Kept
 from attngraph.frontend.families.looped import Forward, Mixer, replaced
 from attngraph.ir import Graph
@@ -256,8 +256,7 @@ class StatefulLM(Stateful):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, past: Tensors) -> dict[str, Any]:
         length, held = input_ids.shape[1], self._held(past)
         if self.kept.grows:
-            fits: Any = torch._check
-            fits(attention_mask.shape[1] == held + length)
+            check_length(attention_mask, held + length)
         positions = places(attention_mask)[:, -length:] if self.takes_positions else None
         result: dict[str, Any] = self._run(input_ids, attention_mask, positions, past)
         if self.by_token:
