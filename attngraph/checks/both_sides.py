@@ -103,7 +103,9 @@ class _Ways:
         except CaptureError as error:
             if self.parting is None:
                 raise
-            raise refused(self.parting, f"one of its sides fails: {error}") from error
+            raise refused(
+                self.parting, f"one of its sides fails: {str(error).rstrip('.')}"
+            ) from error
         asked = captured.asked
         steps = [each for each in asked if each.value is None]
         if steps:

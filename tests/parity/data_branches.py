@@ -124,9 +124,62 @@ class Signed(nn.Module):
 
 
 class Endless(nn.Module):
+    """A loop that goes on by a tensor's values alone. `turns` counts those that are traced."""
+
+    turns = 0
+
     def forward(self, x: Tensor) -> Tensor:
         while (x > 1).any():
+            type(self).turns += torch.compiler.is_exporting()
             x = x / 2
+        return x
+
+
+class EndlessUntil(Endless):
+    def forward(self, x: Tensor) -> Tensor:
+        while not (x <= 1).all():
+            type(self).turns += torch.compiler.is_exporting()
+            x = x / 2
+        return x
+
+
+class EndlessBroken(Endless):
+    def forward(self, x: Tensor) -> Tensor:
+        while True:
+            type(self).turns += torch.compiler.is_exporting()
+            x = x / 2
+            if (x <= 1).all():
+                break
+        return x
+
+
+class EndlessByNumber(Endless):
+    def forward(self, x: Tensor) -> Tensor:
+        while x.max().item() > 1:
+            type(self).turns += torch.compiler.is_exporting()
+            x = x / 2
+        return x
+
+
+class EndedByCount(nn.Module):
+    """As many turns at most as Python says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turn = 0
+        while turn < 2 and (x > 1).any():
+            x, turn = x / 2, turn + 1
+        return x
+
+
+class LeftByCount(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        turn = 0
+        while True:
+            if turn == 2:
+                break
+            if (x > 3).all():
+                break
+            x, turn = x - 1, turn + 1
         return x
 
 

@@ -26,8 +26,13 @@ from tests.parity.data_branches import (
     DiffersBelow,
     DiffersByComparison,
     DiffersByItem,
+    EndedByCount,
     Endless,
+    EndlessBroken,
+    EndlessByNumber,
+    EndlessUntil,
     Energetic,
+    LeftByCount,
     LooksUp,
     NoneAreThere,
     OfIds,
@@ -198,10 +203,21 @@ def test_sides_that_differ_are_both_computed(module: nn.Module, args: Any) -> No
                 torch.testing.assert_close(optimized(*given), module(*given))
 
 
-def test_a_loop_without_an_end_is_refused() -> None:
-    with pytest.raises(CaptureError, match="data-dependent condition") as refused:
-        _optimized(Endless(), (X,))
+@pytest.mark.parametrize("kind", [Endless, EndlessUntil, EndlessBroken, EndlessByNumber])
+def test_a_loop_without_an_end_is_refused(kind: type[Endless]) -> None:
+    """Before it has gone on for long."""
+    kind.turns = 0
+    with pytest.raises(CaptureError, match="loop by a data-dependent condition") as refused:
+        _optimized(kind(), (X,))
     assert "data_branches.py" in str(refused.value)
+    assert kind.turns < 150, kind.turns
+
+
+@pytest.mark.parametrize("module", [EndedByCount(), LeftByCount()])
+def test_a_loop_that_python_ends_is_followed(module: nn.Module) -> None:
+    optimized = _optimized(module, (X,))
+    for x in (X, 8 * X, X + 9, -X):
+        torch.testing.assert_close(optimized(x), module(x))
 
 
 def test_a_trace_alone_follows_nothing() -> None:

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from attngraph.frontend.watching.asked import Place, mark
 from attngraph.frontend.watching.jumps import chooses_alone, recorded_jumps
 from attngraph.frontend.watching.quiet import passed_over
-from attngraph.frontend.watching.statements import answer_without_effect
+from attngraph.frontend.watching.statements import answer_without_effect, goes_on_if
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _TORCH_MODULES = str(Path(torch.nn.__file__).parent) + os.sep
@@ -33,6 +33,8 @@ _OURS = str(Path(__file__).parents[2]) + os.sep
 
 _MOST_ASKED = 256
 """Answers that one line is given in a trace."""
+_MOST_TURNS = 16
+"""Turns of a loop that ends by a number alone, which is a few in a trace."""
 
 
 @contextmanager
@@ -71,17 +73,26 @@ def followed_branches(
             times[place] += 1
             if place is None or times[place] > _MOST_ASKED:  # a loop that no answer ends
                 raise
-            jumps[place] = jumps.get(place, True) and jumps_by
             usual = answer_without_effect(*place)
+            ends = usual is None and times[place] > (_MOST_TURNS if of_numbers else 0)
+            goes_on = goes_on_if(*place) if ends else None
             if usual is None:
                 usual = _of_several(asked) if of_numbers else True
                 if way is not None:
                     same = asked.node.expr if of_numbers else id(asked)
                     _, before = said.get(same, (None, found.get(place, usual)))
-                    found[place] = next(ahead, before)
+                    told = next(ahead, None)
+                    if told is None and before is goes_on:
+                        raise
+                    found[place] = before if told is None else told
                     said[same] = asked, found[place]
                     mark(asked, place, found[place])
-            return found.setdefault(place, sides.get(place, usual))
+            answered = found.get(place, sides.get(place, usual))
+            if way is None and answered is goes_on:  # and would for good
+                raise
+            jumps[place] = jumps.get(place, True) and jumps_by
+            found[place] = answered
+            return answered
 
     with passed_over(__file__), _replaced(answer):
         yield

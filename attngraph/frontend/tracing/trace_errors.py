@@ -17,6 +17,7 @@ from attngraph.frontend.interface.wrappers import hindrance
 from attngraph.frontend.rewording.constants import depends_on_data
 from attngraph.frontend.tracing.advice import advice
 from attngraph.frontend.watching.locations import is_plumbing, quote, user_frame
+from attngraph.frontend.watching.statements import goes_on_if
 
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
 _NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
@@ -237,6 +238,7 @@ def explained(
         or _read_by_numpy(error)
         or _keyed(error)
         or _differentiated(str(deepest(error)))
+        or _endless(str(deepest(error)), place)
         or _data_dependent(str(deepest(error)))
         or reason(error) + _numpy(error)
     )
@@ -319,6 +321,17 @@ def _numpy(error: Exception) -> str:
     return (
         ". numpy computes with numbers, not with sizes: take torch's functions there, such as "
         "torch.arange(size) and torch.sin, or leave the dims static"
+    )
+
+
+def _endless(message: str, place: tuple[str, int] | None) -> str:
+    """What helps where a loop ends by a tensor's values, which a trace doesn't have."""
+    if "data-dependent expression" not in message or place is None or goes_on_if(*place) is None:
+        return ""
+    return (
+        "Python ends a loop by a data-dependent condition there: the values of a tensor, known "
+        "only at run time. Run as many steps as there may be, for _ in range(steps), and in each "
+        "one keep what is done: state = torch.where(running, new, state)."
     )
 
 

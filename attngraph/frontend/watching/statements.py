@@ -10,6 +10,7 @@ from functools import lru_cache
 _SAYING = frozenset({"print", "warn", "warn_once", "warning", "warning_once", "info", "debug"})
 """Functions that only tell somebody of a value."""
 _LEAVES = (ast.Return, ast.Break, ast.Continue)
+_ENDS = (ast.Return, ast.Break, ast.Raise)
 
 
 def answer_without_effect(file: str, line: int) -> bool | None:
@@ -37,6 +38,46 @@ def only_tells(file: str, line: int) -> bool:
     return bool(statements) and all(
         isinstance(each, ast.If) and all(map(_tells, each.body)) for each in statements
     )
+
+
+def goes_on_if(file: str, line: int) -> bool | None:
+    """The answer to the one condition of a line with which a loop goes on, if no other ends it.
+
+    It is that of a `while` that nothing leaves, or of the only `if done: break` in a `while True`.
+    """
+    return _endless("".join(linecache.getlines(file))).get(line)
+
+
+@lru_cache(maxsize=64)
+def _endless(source: str) -> dict[int, bool]:
+    try:
+        loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.While)]
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, bool] = {}
+    for loop in loops:
+        leaves = [each for part in loop.body for each in ast.walk(part) if isinstance(each, _ENDS)]
+        choices = [
+            each
+            for each in loop.body
+            if isinstance(each, ast.If) and not each.orelse and isinstance(each.body[-1], _ENDS)
+        ]
+        if not leaves:
+            test, wanted = loop.test, True
+        elif (
+            isinstance(loop.test, ast.Constant)
+            and loop.test.value
+            and len(leaves) == 1 == len(choices)
+        ):
+            test, wanted = choices[0].test, False
+        else:
+            continue
+        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, wanted = test.operand, not wanted
+        if not isinstance(test, (ast.BoolOp, ast.Constant)):
+            for line in range(test.lineno, (test.end_lineno or test.lineno) + 1):
+                found[line] = wanted
+    return found
 
 
 def _only_raises_or_tells(body: list[ast.stmt]) -> bool:
