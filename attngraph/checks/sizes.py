@@ -222,6 +222,11 @@ def _repeat(
     if old == size:
         return tensor
     _require_values(tensor)
+    if _has_ends(tensor):
+        place = torch.arange(size, dtype=torch.float64) * (old - 1) / max(size - 1, 1)
+        lower = place.long().clamp(max=old - 2)
+        steps = tensor.diff()[lower] * (place - lower).to(tensor.device)
+        return tensor[lower] + steps.floor().to(tensor)
     if _is_ordered(tensor):
         return tensor[torch.arange(size, device=tensor.device) * old // size]
     around = tensor.dim() - 1 if axis != tensor.dim() - 1 else 0
@@ -232,6 +237,16 @@ def _repeat(
     copies = [tensor.roll(turn, around) if rotate else tensor for turn in turns]
     begin = len(copies) * old - size if ended else 0
     return torch.cat(copies, axis).narrow(axis, begin, size).contiguous()
+
+
+def _has_ends(tensor: torch.Tensor) -> bool:
+    """Whether it says where each of several packed sequences ends, from 0 on, as `cu_seqlens` and
+    the offsets of bags do: no end is before the one that it follows.
+    """
+    if tensor.dim() != 1 or not is_counting(tensor):
+        return False
+    steps = tensor.diff()
+    return bool(tensor[0] == 0 and (steps >= 0).all() and (steps > 1).any())
 
 
 def _is_ordered(tensor: torch.Tensor) -> bool:

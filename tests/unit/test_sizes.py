@@ -146,3 +146,12 @@ def test_groups_of_rows_stay_side_by_side(size: int) -> None:
 def test_other_integers_are_repeated(values: list[int]) -> None:
     (resized,) = resized_inputs((torch.tensor(values),), {(0, 0): "n"}, {"n": 9})
     assert resized.tolist() == [*values, *values[:3]]
+
+
+@pytest.mark.parametrize("ends", [[0, 5, 9, 12], [0, 4, 8, 12], [0, 1, 1, 12]])
+@pytest.mark.parametrize("size", [2, 3, 11])
+def test_ends_of_packed_sequences_keep_their_order(ends: list[int], size: int) -> None:
+    (resized,) = resized_inputs((torch.tensor(ends),), {(0, 0): "n"}, {"n": size})
+    assert resized.shape == (size,)
+    assert bool((resized.diff() >= 0).all())
+    assert resized[[0, -1]].tolist() == [0, 12]

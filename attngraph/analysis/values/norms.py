@@ -79,7 +79,7 @@ def _lost(x: Value) -> float:
 def _inverse(value: Value) -> _Norm | None:
     """The norm |x| that a value is 1 over, or less."""
     node = _maker(value)
-    source = node.inputs[0] if node is not None and node.inputs else None
+    source = None if node is None else _first(node)
     if node is None or source is None:
         return None
     if node.op == "aten.rsqrt":
@@ -87,10 +87,15 @@ def _inverse(value: Value) -> _Norm | None:
     return _root(source) if node.op == "aten.reciprocal" else None
 
 
+def _first(node: Node) -> Value | None:
+    """What a node reads first, of which an arange has none."""
+    return node.inputs[0] if node.inputs else None
+
+
 def _root(value: Value) -> _Norm | None:
     """The norm |x| that a value is, or more."""
     node, least = _raised(value)
-    source = None if node is None else node.inputs[0]
+    source = None if node is None else _first(node)
     if node is None or source is None:
         return None
     if node.op in ROOT:
@@ -109,7 +114,7 @@ def _root_of(value: Value) -> _Norm | None:
     squares = None if node.inputs[0] is None else node.inputs[0].producer
     if squares is None:
         return None
-    x = squares.inputs[0]
+    x = _first(squares)
     is_square = (
         squares.op == "aten.square"
         or (squares.op == "aten.pow.Tensor_Scalar" and attribute(squares, "exponent") == 2)

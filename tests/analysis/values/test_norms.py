@@ -85,6 +85,8 @@ OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "padded by ones": lambda x, y: F.pad(F.normalize(x, dim=-1), (0, 0, 1, 2), value=1.0),
     "joined with others": lambda x, y: torch.cat((F.normalize(x, dim=-1), y), 1),
     "cubes": lambda x, y: x / (x.pow(3).sum(-1, keepdim=True) + 1e-6).sqrt(),
+    "a table without a source": lambda x, y: x / torch.arange(1.0, 9.0),
+    "its sum": lambda x, y: x * torch.full((8,), 2.0).sum(-1, keepdim=True).rsqrt(),
     "half precision loses squares": lambda x, y: F.normalize(x.half(), dim=-1).float(),
 }
 
