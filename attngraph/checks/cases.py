@@ -22,6 +22,7 @@ from attngraph.checks.sizes import (
     is_counting,
     lowered_integers,
     resized_inputs,
+    summed_integers,
 )
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, TensorType
@@ -64,12 +65,14 @@ class Integers:
     less by as much as the axes are shorter, as places and lengths along these have to be. Where
     they are `ended`, rows keep their last ones. Where they are `filled`, the largest are the size
     of the dim whose size they are in the sample, as the longest of some lengths may have to be.
+    Where they are `summed`, their sum is, as that of the lengths of packed sequences has to be.
     """
 
     turned: bool = True
     lowered: bool = False
     ended: bool = False
     filled: bool = False
+    summed: bool = False
 
 
 class SampleInputs:
@@ -201,6 +204,12 @@ class SampleInputs:
                 filled_integers(tensor, sizes[filled[place]]) if place in filled else tensor
                 for place, tensor in enumerate(resized)
             )
+        if self.integers.summed:
+            summed = self.summed()
+            resized = tuple(
+                summed_integers(tensor, sizes[summed[place]]) if place in summed else tensor
+                for place, tensor in enumerate(resized)
+            )
         below = {
             place: substitute(size, sizes)
             for place, size in self._bounds.items()
@@ -213,13 +222,21 @@ class SampleInputs:
 
     def filled(self) -> dict[int, str]:
         """The dim whose size an input's largest integer is in the sample, by the input's place."""
+        return self._counted(lambda tensor: int(tensor.max()))
+
+    def summed(self) -> dict[int, str]:
+        """The dim whose size the sum of an input (N,) is in the sample, by the input's place."""
+        return self._counted(lambda tensor: int(tensor.sum()) if tensor.dim() == 1 else 0)
+
+    def _counted(self, count: Callable[[torch.Tensor], int]) -> dict[int, str]:
+        """The dim whose size a number of an input's integers is in the sample."""
         sizes = self.sizes_of(self.captured.args)
         found: dict[int, str] = {}
         for place, tensor in enumerate(self.captured.args):
             if is_counting(tensor):
-                largest = int(tensor.max())
-                names = [name for name, size in sizes.items() if size == largest]
-                found |= {place: names[0]} if len(names) == 1 and largest > 1 else {}
+                number = count(tensor)
+                names = [name for name, size in sizes.items() if size == number]
+                found |= {place: names[0]} if len(names) == 1 and number > 1 else {}
         return found
 
     def _together(self, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -50,6 +50,7 @@ _NEARER = (
     (False, Integers(lowered=True)),
     (True, Integers(lowered=True)),
     (False, Integers(filled=True)),
+    (False, Integers(summed=True)),
 )
 """Whether dims are tied, and what becomes of integers, where inputs are drawn anew."""
 
@@ -223,6 +224,12 @@ class Check:
                     f"The model was only checked where the largest of {names[place]} is {dim}, as "
                     "in the sample: it fails where it isn't."
                     for place, dim in samples.filled().items()
+                ]
+            if integers.summed:
+                self._ties += [
+                    f"The model was only checked where the sum of {names[place]} is {dim}, as in "
+                    "the sample: it fails where it isn't."
+                    for place, dim in samples.summed().items()
                 ]
             if integers.lowered:
                 self._ties.append(

@@ -198,6 +198,13 @@ def filled_integers(tensor: torch.Tensor, size: int) -> torch.Tensor:
     return torch.where(tensor == tensor.max(), size, tensor.clamp(max=size))
 
 
+def summed_integers(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Integers (N,) of at least 0 in about the same proportions, whose sum is so much."""
+    ends = tensor.clamp(min=0).cumsum(0).double()
+    ends = (ends * size / ends[-1].clamp(min=1)).round()
+    return ends.diff(prepend=ends.new_zeros(1)).to(tensor)
+
+
 def is_counting(tensor: torch.Tensor) -> bool:
     """Whether it has integers, and they are no mask."""
     plain = not tensor.is_floating_point() and not tensor.is_complex()

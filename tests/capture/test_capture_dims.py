@@ -423,3 +423,25 @@ def test_an_assert_on_data_is_no_branch() -> None:
     exec(compile(text, "model.py", "exec"), model)
     data, other = torch.tensor([1, 2]), torch.tensor([2, 1])
     check(model["forward"], X, data, dims=(BOTH, None), further=(X, other))
+
+
+class Frames(nn.Module):
+    """A token for the whole and those of three frames, which attend frame by frame."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = (x.shape[1] - 1) // 3
+        frames = x[:, 1:].reshape(x.shape[0], 3, places, -1)
+        mixed = (frames @ frames.mT).softmax(-1) @ frames
+        return torch.cat([x[:, :1], mixed.reshape(x.shape[0], 3 * places, -1)], 1)
+
+
+def test_a_length_that_leaves_no_frames_is_refused_as_any_other() -> None:
+    x = torch.randn(2, 13, 8)
+    for least in (1, 4):
+        with pytest.raises(CaptureError, match=r"the model needs n = 3\*_n - 2; derive it"):
+            capture(Frames(), (x,), dynamic_shapes=({1: Dim("n", min=least, max=99)},))
+    derived = ({1: 3 * Dim("n", max=30) + 1},)
+    optimized = optimize(Frames(), (x,), dynamic_shapes=derived)
+    for length in (4, 7, 34):
+        given = torch.randn(2, length, 8)
+        torch.testing.assert_close(optimized(given), Frames()(given))

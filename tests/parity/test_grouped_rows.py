@@ -47,3 +47,36 @@ def test_any_number_of_groups(kind: type[Attends]) -> None:
         x = torch.randn(sum(sizes), 16)
         with torch.no_grad():
             torch.testing.assert_close(optimized(x, group), module(x, group))
+
+
+class Packed(Attends):
+    """Sequences side by side, by where each of them ends (`cu_seqlens`) or by their lengths."""
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        group = torch.bucketize(torch.arange(len(x)), ends[1:], right=True)
+        return self.attend(x[None], (group[:, None] != group)[None])[0]
+
+
+class ByLengths(Attends):
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        group = torch.arange(len(lengths)).repeat_interleave(lengths, output_size=len(x))
+        return self.attend(x[None], (group[:, None] != group)[None])[0]
+
+
+@pytest.mark.parametrize("first", [[5, 4, 3], [4, 4, 4]], ids=["uneven", "even"])
+@pytest.mark.parametrize("kind", [Packed, ByLengths])
+def test_any_number_of_packed_sequences(kind: type[Attends], first: list[int]) -> None:
+    def inputs(lengths: list[int]) -> tuple[Tensor, Tensor]:
+        told = torch.tensor(lengths)
+        ends = torch.tensor([0, *lengths]).cumsum(0)
+        return torch.randn(sum(lengths), 16), ends if kind is Packed else told
+
+    module = kind().eval()
+    dims = ROWS, {0: Dim("sequences", min=2)}
+    optimized = attngraph.optimize(module, inputs(first), dynamic_shapes=dims)
+    is_summed = any("the sum of lengths is rows" in note for note in optimized.report.notes)
+    assert is_summed == (kind is ByLengths)
+    for lengths in ([1, 3], [2, 0, 5], [20, 1, 1, 30], [12, 12, 12]):
+        given = inputs(lengths)
+        with torch.no_grad():
+            torch.testing.assert_close(optimized(*given), module(*given))

@@ -7,7 +7,13 @@ import math
 import pytest
 import torch
 
-from attngraph.checks.sizes import choose_sizes, equal_sizes, is_mask, resized_inputs
+from attngraph.checks.sizes import (
+    choose_sizes,
+    equal_sizes,
+    is_mask,
+    resized_inputs,
+    summed_integers,
+)
 from attngraph.errors import UsageError
 
 BOTH = {(0, 0): "batch", (0, 1): "seq", (1, 0): "batch", (1, 1): "seq"}
@@ -155,3 +161,12 @@ def test_ends_of_packed_sequences_keep_their_order(ends: list[int], size: int) -
     assert resized.shape == (size,)
     assert bool((resized.diff() >= 0).all())
     assert resized[[0, -1]].tolist() == [0, 12]
+
+
+@pytest.mark.parametrize("lengths", [[5, 4, 3], [0, 12], [1, 1, 1, 9], [0, 0]])
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_lengths_sum_up_to_a_size(lengths: list[int], size: int) -> None:
+    summed = summed_integers(torch.tensor(lengths), size)
+    assert summed.shape == (len(lengths),)
+    assert bool((summed >= 0).all())
+    assert int(summed.sum()) == (size if sum(lengths) else 0)

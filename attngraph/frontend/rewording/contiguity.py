@@ -21,6 +21,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.passes import shape_prop
 
 _not: Callable[[Any], Any] = torch.sym_not
+_viewed: Callable[..., torch.Tensor] = torch._refs._reshape_view_helper
 _EXCLUDED = re.compile(r"satisfy the generated guard (?:.+ != \d+|\d+ != .+)\.?$", re.M)
 
 
@@ -93,6 +94,7 @@ def undecided_contiguity() -> Iterator[None]:
         patch.object(symbolic_shapes, "guard_or_false", _certain_or(False)),
         patch.object(_prims_common, "check_contiguous_sizes_strides", with_defaults),
         patch.object(fake_impls, "_view_has_unbacked_input", _fits_every_size),
+        patch.object(torch._refs, "_reshape_view_helper", _viewed_or_copied),
     ):
         yield
 
@@ -102,6 +104,17 @@ def _fits_every_size(tensor: torch.Tensor, shape: Any) -> bool:
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (list, tuple)) else shape
     count: Any = math.prod(sizes)
     return bool(symbolic_shapes.statically_known_true(tensor.numel() == count))
+
+
+def _viewed_or_copied(tensor: torch.Tensor, *shape: Any, allow_copy: bool = False) -> torch.Tensor:
+    """A view or, where its strides can't be shown to fit, a copy: the sample's own fit in eager.
+
+    Those of a size u that may be 0 have max(1, u) in them, and aren't u times another stride.
+    """
+    try:
+        return _viewed(tensor, *shape, allow_copy=allow_copy)
+    except ValueError:
+        return _viewed(tensor, *shape, allow_copy=True)
 
 
 def _certain_or(default: bool) -> Callable[[Any], bool]:
