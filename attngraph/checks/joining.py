@@ -105,10 +105,7 @@ def _guard(graph: Graph, chosen: list[Node], operand: int, condition: Value, sid
     for node in filter(only.__contains__, graph):
         if node.op in RESHAPE and -1 in node.attrs.get("shape", ()):
             sizes = {**node.attrs, "shape": list(node.output.shape)}
-            twin = graph.create(
-                node.op, node.inputs, sizes, types=[node.output.type], loc=node.loc, before=node
-            )
-            graph.replace(node, twin.outputs)
+            graph.replace(node, graph.twin(node, attrs=sizes).outputs)
             continue
         if node.op in SELECT and "index" in node.attrs:
             _pad_selected(graph, node)

@@ -58,11 +58,7 @@ def without_rounding(graph: Graph) -> Graph:
     """The graph with the same weights, on activations as they are."""
     plain = clone(graph)
     for node in rounded_linears(plain):
-        attrs = {**node.attrs, "rounds": False}
-        new = plain.create(
-            node.op, node.inputs, attrs, types=[node.output.type], loc=node.loc, before=node
-        )
-        plain.replace(node, new.outputs)
+        plain.replace(node, plain.twin(node, attrs={**node.attrs, "rounds": False}).outputs)
     return plain
 
 

@@ -144,13 +144,6 @@ def _with(plain: Graph, linears: Mapping[str, Node], fine: Collection[str] = ())
         attrs = linear.attrs
         if node.outputs[0].name in fine:
             attrs = {**attrs, "fine": True, "one_sided": False}
-        new = copy.create(
-            linear.op,
-            [node.inputs[0], *held, *([] if shift is None else [shift])],
-            attrs,
-            types=[node.output.type],
-            loc=node.loc,
-            before=node,
-        )
-        copy.replace(node, new.outputs)
+        inputs = [node.source, *held, *([] if shift is None else [shift])]
+        copy.replace(node, copy.twin(node, inputs, attrs, op=linear.op).outputs)
     return copy

@@ -270,6 +270,21 @@ class Graph:
             region._frozen = True
         return node
 
+    def twin(
+        self,
+        node: Node,
+        inputs: Sequence[Value | None] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        op: str | None = None,
+        loc: Loc | None = None,
+    ) -> Node:
+        """A node before this one, like it in all that isn't given, whose results have its types."""
+        given = node.inputs if inputs is None else inputs
+        types = [value.type for value in node.outputs]
+        attrs, loc = node.attrs if attrs is None else attrs, loc or node.loc
+        return self.create(op or node.op, given, attrs, types=types, loc=loc, before=node)
+
     def set_inputs(self, node: Node, inputs: Sequence[Value | None]) -> None:
         """Rewires a node."""
         if tuple(inputs) == node.inputs:

@@ -136,15 +136,10 @@ def _with_weights(graph: Graph, node: Node, shape: tuple[Any, ...]) -> tuple[Nod
     if attribute(node, "weights"):
         return node, node.outputs[1]
     context, *presents = node.outputs
-    types = [context.type, type(context.tensor_type)(context.dtype, shape)]
-    made = graph.create(
-        node.op,
-        node.inputs,
-        {**node.attrs, "weights": True},
-        types=[*types, *(value.type for value in presents)],
-        loc=node.loc,
-        before=node,
-    )
+    weights_type = type(context.tensor_type)(context.dtype, shape)
+    types = [context.type, weights_type, *(value.type for value in presents)]
+    attrs = {**node.attrs, "weights": True}
+    made = graph.create(node.op, node.inputs, attrs, types=types, loc=node.loc, before=node)
     context, weights, *presents = made.outputs
     graph.replace(node, [context, *presents])
     return made, weights

@@ -184,25 +184,12 @@ def _take_sum(graph: Graph, checked: Checked, norm: Node) -> None:
         return
     attrs: dict[str, Any] = {"eps": float(attribute(norm, "eps"))}
     first, second = add.operands
-    if norm.op == _RMS:
-        node = graph.create(
-            "attn.skip_rms_norm",
-            [first, second, weight],
-            attrs,
-            types=[norm.output.type, total.type],
-            loc=fuse_locs([add, norm], norm),
-            before=add,
-        )
-    else:
+    op, inputs = "attn.skip_rms_norm", without_trailing(first, second, weight)
+    if norm.op != _RMS:
         x, skip, x_bias = _biased(graph, add, first, second)
-        node = graph.create(
-            "attn.skip_layer_norm",
-            without_trailing(x, skip, weight, bias, x_bias),
-            attrs,
-            types=[norm.output.type, total.type],
-            loc=fuse_locs([add, norm], norm),
-            before=add,
-        )
+        op, inputs = "attn.skip_layer_norm", without_trailing(x, skip, weight, bias, x_bias)
+    types, loc = [norm.output.type, total.type], fuse_locs([add, norm], norm)
+    node = graph.create(op, inputs, attrs, types=types, loc=loc, before=add)
     if not checked.replace([(norm.output, node.outputs[0]), (total, node.outputs[1])]):
         return
     graph.erase(norm)
@@ -246,8 +233,5 @@ def _biased(
             continue
         if bias.dtype != x.dtype or not same_shape(bias.shape, x.shape[-1:]):
             continue
-        product = graph.create(
-            "aten.linear", linear.inputs[:2], types=[x.type], loc=linear.loc, before=linear
-        )
-        return product.output, skip, bias
+        return graph.twin(linear, linear.inputs[:2]).output, skip, bias
     return first, second, None

@@ -131,13 +131,8 @@ def _apply(checked: Checked, node: Node, item: _Tree) -> Node | None:
         for what, data in (("composed", found.factor), ("bias", found.shift))
         if data is not None
     ]
-    merged = graph.create(
-        "aten.linear",
-        [item.source, *weights],
-        types=[node.output.type],
-        loc=fuse_locs(item.nodes, node),
-        before=node,
-    )
+    loc = fuse_locs(item.nodes, node)
+    merged = graph.twin(node, [item.source, *weights], {}, op="aten.linear", loc=loc)
     what = f"{len(linears)} linears are multiplied or added into one."
     pair = node.output, merged.output
     if not checked.replace([pair], unrounded=unrounded, reassociates=what):

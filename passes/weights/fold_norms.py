@@ -137,14 +137,8 @@ def _apply(
     if not checked.allows(what):
         return
     inputs = named_inputs(norm)
-    bare = checked.graph.create(
-        norm.op,
-        without_trailing(*(None if name in weights else v for name, v in inputs.items())),
-        norm.attrs,
-        types=[value.type for value in norm.outputs],
-        loc=norm.loc,
-        before=norm,
-    )
+    kept = without_trailing(*(None if name in weights else v for name, v in inputs.items()))
+    bare = checked.graph.twin(norm, kept)
     made = fold(
         checked,
         plan,

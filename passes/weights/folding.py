@@ -116,8 +116,7 @@ def fold(
             old += node.inputs[1:]
             inputs = without_trailing(inputs[0], *_weights(graph, node, plan[node], unrounded))
             loc = loc if absorbed is None else fuse_locs([node, absorbed], node)
-        types = [value.type for value in node.outputs]
-        copy = graph.create(node.op, inputs, node.attrs, types=types, loc=loc, before=node)
+        copy = graph.twin(node, inputs, loc=loc)
         copies.update(zip(node.outputs, copy.outputs, strict=True))
         made.append((node, copy))
     inside, returned = {*nodes, absorbed}, set(graph.outputs)
