@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -60,17 +61,14 @@ def _run(
     experts: torch.Tensor,
     up: torch.Tensor,
     down: torch.Tensor,
-    up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-    up_scales: torch.Tensor | None = None,
-    down_scales: torch.Tensor | None = None,
-    *,
+    *given: torch.Tensor | None,
     activation: str,
     alpha: float = 1.0,
     beta: float = 0.0,
     limit: float | None = None,
 ) -> torch.Tensor:
-    """Expert by expert, on the rows that take it."""
+    """Expert by expert, on the rows that take it; `given` are biases and scales, as of `moe`."""
+    up_bias, down_bias, up_scales, down_scales = (*given, *[None] * 4)[:4]
     result = x.new_zeros(x.shape)
     for expert in sorted({*experts.flatten().tolist()}):
         rows, places = torch.where(experts == expert)
@@ -110,13 +108,13 @@ def moe(
     (E, N, H/block) and `down_scales` (E, H, I/block) the matrices are codes of 4 bits, (E, N, H/2)
     and (E, H, I/2), in the layout of `attn.quantized_linear`.
     """
-    result: torch.Tensor = torch.ops.attn.moe.default(
-        *(x, weights, experts, up, down, up_bias, down_bias, up_scales, down_scales),
-        activation=activation,
-        alpha=alpha,
-        beta=beta,
-        limit=limit,
-    )
+    given = (up, down, up_bias, down_bias, up_scales, down_scales)
+    numbers = {"alpha": alpha, "beta": beta, "limit": limit}
+    return _chosen(x, weights, experts, *given, activation=activation, **numbers)
+
+
+def _chosen(*given: torch.Tensor | None, **attrs: Any) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.attn.moe.default(*given, **attrs)
     return result
 
 
@@ -147,10 +145,7 @@ def routed_moe(
         weights = weights / weights.sum(-1, keepdim=True)
     given = (up, down, up_bias, down_bias, up_scales, down_scales)
     numbers = {"alpha": alpha, "beta": beta, "limit": limit}
-    result: torch.Tensor = torch.ops.attn.moe.default(
-        *(x, weights, experts, *given), activation=activation, **numbers
-    )
-    return result
+    return _chosen(x, weights, experts, *given, activation=activation, **numbers)
 
 
 torch.library.define("attn::moe", torch.library.infer_schema(moe, mutates_args=()))

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from attngraph.frontend.rewording.loop_statements import expression
+from attngraph.frontend.rewording.loop_statements import expression, parsed
 from attngraph.frontend.rewording.loop_turns import Turns, is_call, is_plain, is_range, range_of
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -291,8 +291,6 @@ def _replaced(statement: ast.stmt, made: ast.ListComp, name: str) -> ast.stmt:
 
 def _parsed(lines: Sequence[str], at: ast.stmt) -> list[Any]:
     """Statements of which the last one is an if."""
-    found = ast.parse("\n".join(lines)).body
+    found = parsed("\n".join(lines), at)
     assert isinstance(found[-1], ast.If)
-    for each in (each for part in found for each in ast.walk(part)):
-        ast.copy_location(each, at)
     return found
