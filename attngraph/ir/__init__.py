@@ -8,7 +8,7 @@ from attngraph.ir.interpreter import interpret
 from attngraph.ir.loc import Loc
 from attngraph.ir.parser import parse
 from attngraph.ir.printer import format_graph
-from attngraph.ir.remarks import Remark
+from attngraph.ir.remarks import Remark, remark_on
 from attngraph.ir.types import ScalarType, TensorType, Type
 from attngraph.ir.verifier import verify
 
@@ -28,5 +28,6 @@ __all__ = [
     "format_graph",
     "interpret",
     "parse",
+    "remark_on",
     "verify",
 ]

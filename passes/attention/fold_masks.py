@@ -30,7 +30,7 @@ from attngraph.analysis.masks.predicates import TRUE, Predicate, conjunction, co
 from attngraph.analysis.masks.reading import leaf_test
 from attngraph.analysis.masks.terms import Fill, Splitter, Tree, magnitude
 from attngraph.analysis.values.value_numbering import number_values
-from attngraph.ir import Graph, Node, Remark, Value
+from attngraph.ir import Graph, Node, Remark, Value, remark_on
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.effects import dim_definers
 from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, build, rebuild
@@ -73,9 +73,8 @@ class FoldMasks(GraphPass, name="fold-masks", exact=True):
             found = folded[key]
             if found.after is not None:
                 remasking.apply(site, found.after)
-            said = Remark("note", "mask", found.reason, site.loc, site.op)
             findings_of(graph).assumed += [NO_MASKED_ROWS] * found.assumed
-            remarks.append(replace(said, node=site.outputs[0].name))
+            remarks.append(remark_on(site, "note", "mask", found.reason))
         unread = [value.producer for value in replaced if value.producer is not None]
         erase_dead(graph, [*make.made, *unread], definers=definers)
         return remarks

@@ -33,7 +33,7 @@ from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.reach import is_scorelike
 from attngraph.analysis.values.scalars import is_cast
 from attngraph.errors import IRError
-from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir import Builder, Graph, Node, Remark, Value, remark_on
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.loc import fuse_locs
 from attngraph.ir.slices import depends_on, unmade
@@ -133,17 +133,9 @@ def _told(anchor: Node, site: Site) -> list[Remark]:
 
 
 def _declined(anchor: Node, declined: Declined) -> Remark:
+    status = "named" if declined.code in _NOT_ATTENTION else "declined"
     blamed = declined.node or anchor
-    return Remark(
-        "named" if declined.code in _NOT_ATTENTION else "declined",
-        declined.code,
-        declined.reason,
-        anchor.loc,
-        op=anchor.op,
-        hint=declined.hint,
-        node=anchor.outputs[0].name,
-        blamed=f"{blamed.op} at {blamed.loc}",
-    )
+    return remark_on(anchor, status, declined.code, declined.reason, declined.hint, blamed=blamed)
 
 
 def _static_size(atoms: Sequence[Atom]) -> int | None:
@@ -274,14 +266,8 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
         graph.replace_uses(old, new)
     if site.weights is not None:
         graph.sort()
-    return Remark(
-        "fused",
-        "attention",
-        _describe(site, plan.heads, plan.kv_heads),
-        loc,
-        op="attn.attention",
-        node=node.outputs[0].name,
-    )
+    what = _describe(site, plan.heads, plan.kv_heads)
+    return remark_on(node, "fused", "attention", what, loc=loc)
 
 
 def _written(build: Builder, site: Site, plan: _Plan) -> Node:

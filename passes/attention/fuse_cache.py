@@ -23,7 +23,7 @@ from attngraph.analysis.layout.axes import (
 )
 from attngraph.analysis.masks.masking import masking_of
 from attngraph.analysis.masks.terms import magnitude
-from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir import Builder, Graph, Node, Remark, Value, remark_on
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.loc import fuse_locs
@@ -106,14 +106,8 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     findings_of(graph).became[site.outputs[0].name] = fused.outputs[0].name
     erase_dead(graph, [site])
     graph.sort()
-    return Remark(
-        "note",
-        "cache",
-        f"keys and values are joined to a past of {key.past.value.name} inside the op",
-        loc,
-        op="attn.attention",
-        node=fused.outputs[0].name,
-    )
+    reason = f"keys and values are joined to a past of {key.past.value.name} inside the op"
+    return remark_on(fused, "note", "cache", reason, loc=loc)
 
 
 def _joined(graph: Graph, value: Value, groups: int) -> _Joined | None:

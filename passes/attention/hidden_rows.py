@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from attngraph.analysis.masks.fills import Fills
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.analysis.masks.row_policy import SOFTMAX, Formula
-from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir import Builder, Graph, Node, Remark, Value, remark_on
 from attngraph.passes.rewriting.findings import findings_of
 
 
@@ -62,18 +62,14 @@ class Settler:
 
 
 def _stays(node: Node) -> Remark:
-    return Remark(
-        "note",
-        "hidden-rows",
+    reason = (
         "This softmax stays as it is written: where masks hide every key of a row, it gives "
-        "something else there than a softmax does.",
-        node.loc,
-        op=node.op,
-        hint="Use torch.softmax; or, if each row has a key, --assume no-fully-masked-rows.",
-        node=node.outputs[0].name,
+        "something else there than a softmax does."
     )
+    hint = "Use torch.softmax; or, if each row has a key, --assume no-fully-masked-rows."
+    return remark_on(node, "note", "hidden-rows", reason, hint)
 
 
 def _assumed(node: Node) -> Remark:
     said = "What a caller adds to these logits hides some keys of a row, and not all: assumed."
-    return Remark("note", "mask", said, node.loc, op=node.op, node=node.outputs[0].name)
+    return remark_on(node, "note", "mask", said)

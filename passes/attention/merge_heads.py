@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attngraph.analysis.branches import ATTENTION, Family, Reader
-from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir import Builder, Graph, Node, Remark, Value, remark_on
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of
@@ -150,11 +150,5 @@ def _remark(nodes: Sequence[Node], merged: Node) -> Remark:
     heads, kv_heads = attribute(merged, "heads"), attribute(merged, "kv_heads")
     plural = "s" if kv_heads > 1 else ""
     shared = "" if kv_heads == heads else f" and {kv_heads} key-value head{plural}"
-    return Remark(
-        "note",
-        "merged",
-        f"{len(nodes)} attentions are one of {heads} heads{shared}.",
-        merged.loc,
-        op=merged.op,
-        node=merged.outputs[0].name,
-    )
+    reason = f"{len(nodes)} attentions are one of {heads} heads{shared}."
+    return remark_on(merged, "note", "merged", reason)

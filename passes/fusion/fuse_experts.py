@@ -24,7 +24,7 @@ from attngraph.analysis.experts.rows_chosen import RowsChosen, rows_chosen
 from attngraph.analysis.experts.uniform import switch_in
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.quantized import BLOCK
-from attngraph.ir import Builder, Dim, Graph, Node, Remark, TensorType, Value
+from attngraph.ir import Builder, Dim, Graph, Node, Remark, TensorType, Value, remark_on
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import divide, product, same_shape, substitute, symbols_of
 from attngraph.ir.slices import depends_on
@@ -88,7 +88,7 @@ def _tied(choice: Choice) -> Remark | None:
     )
     hint = "Fill with -inf, and leave at least as many others as are chosen."
     node = choice.node
-    return Remark("note", "tied-choice", reason, node.loc, node.op, hint, node.outputs[-1].name)
+    return remark_on(node, "note", "tied-choice", reason, hint, name=node.outputs[-1].name)
 
 
 def _by_rows(chosen: RowsChosen) -> Remark:
@@ -107,8 +107,7 @@ def _by_rows(chosen: RowsChosen) -> Remark:
             "for those alone."
         )
         hint = "Where rows come one by one, choose by each row's own score: scores > 0."
-    name = node.outputs[-1].name
-    return Remark("named", "experts-kept", reason, node.loc, node.op, hint, name)
+    return remark_on(node, "named", "experts-kept", reason, hint, name=node.outputs[-1].name)
 
 
 def _read(checked: Checked, found: Mixture | Unread, in_codes: bool) -> Remark:

@@ -12,7 +12,7 @@ from attngraph.analysis.recurrence.kept import why_kept
 from attngraph.analysis.recurrence.steps import known_data, read_step
 from attngraph.analysis.recurrence.unrolled import Chain, steps_in_a_row, unify, unrolled_loops
 from attngraph.analysis.values.scalars import uniform
-from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir import Builder, Graph, Node, Remark, Value, remark_on
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute
@@ -74,29 +74,22 @@ class RaiseRecurrence(GraphPass, name="raise-recurrence", exact=False):
         for kept in [each for each in found if each.is_matrix] or found[:1]:
             is_read = not general and (self.recurrences or not kept.is_matrix)
             why = kept.why if is_read else general or "the target has no operator for it"
-            yield Remark(
-                "declined" if kept.is_matrix else "note",
-                "recurrence-kept",
-                f"A recurrence stays a loop over its steps: {why}.",
-                kept.node.loc,
-                kept.node.op,
-                _LOOPS[isinstance(loop.inputs[attribute(loop, "carried")].shape[0], int)],
-                node=loop.outputs[0].name,
-                blamed=f"{kept.node.op} at {kept.node.loc}",
+            status = "declined" if kept.is_matrix else "note"
+            reason = f"A recurrence stays a loop over its steps: {why}."
+            hint = _LOOPS[isinstance(loop.input(attribute(loop, "carried")).shape[0], int)]
+            name = loop.outputs[0].name
+            yield remark_on(
+                kept.node, status, "recurrence-kept", reason, hint, name=name, blamed=kept.node
             )
 
 
 def _unrolled(steps: int, last: Node) -> Remark:
-    return Remark(
-        "note",
-        "unrolled",
-        f"A loop over time was unrolled into {steps} steps, so its length is fixed.",
-        last.loc,
-        last.op,
+    reason = f"A loop over time was unrolled into {steps} steps, so its length is fixed."
+    hint = (
         "Ask for that axis to be dynamic, and a loop over it stays one, or is an operator over all "
-        "steps, as nn.RNN, nn.GRU and nn.LSTM always are.",
-        node=last.outputs[0].name,
+        "steps, as nn.RNN, nn.GRU and nn.LSTM always are."
     )
+    return remark_on(last, "note", "unrolled", reason, hint)
 
 
 def _raise_scan(graph: Graph, checked: Checked, node: Node) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attngraph.analysis.values.weights import Derivation, keeps_digits
-from attngraph.ir import Graph, Node, Remark, TensorType, Value
+from attngraph.ir import Graph, Node, Remark, TensorType, Value, remark_on
 from attngraph.ir.dead import discard, erase_dead
 from attngraph.ir.slices import backward_slice
 from attngraph.passes.rewriting.evidence import TOLERANCE, Evidence
@@ -252,31 +252,18 @@ class Checked:
             return self._defect(old, outcome.reason)
         node = old.producer
         assert node is not None
-        return Remark(
-            "note",
-            "not-evaluated",
+        reason = (
             f"What {self.pass_name} would make of it was left out, for no trial could tell whether "
-            f"it is equal: {outcome.reason}.",
-            node.loc,
-            op=node.op,
-            node=old.name,
-            blamed=f"{node.op} at {node.loc}",
+            f"it is equal: {outcome.reason}."
         )
+        return remark_on(node, "note", "not-evaluated", reason, name=old.name, blamed=node)
 
     def _defect(self, old: Value, difference: str) -> Remark:
-        node = old.producer
+        node, name = old.producer, self.pass_name
         assert node is not None
-        return Remark(
-            "note",
-            "unequal",
-            f"What {self.pass_name} made of it is not equal, so it was taken back: {difference}.",
-            node.loc,
-            op=node.op,
-            hint=f"This is a defect of {self.pass_name}: please report it with the model's source "
-            "line.",
-            node=old.name,
-            blamed=f"{node.op} at {node.loc}",
-        )
+        reason = f"What {name} made of it is not equal, so it was taken back: {difference}."
+        hint = f"This is a defect of {name}: please report it with the model's source line."
+        return remark_on(node, "note", "unequal", reason, hint, name=old.name, blamed=node)
 
 
 def _above(leaves: Sequence[Value]) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngraph.ir import Node, Remark
+from attngraph.ir import Node, Remark, remark_on
 
 
 def reassociated(node: Node, reason: str) -> Remark:
@@ -10,4 +10,4 @@ def reassociated(node: Node, reason: str) -> Remark:
 
     Checked.replace makes it, which also leaves the rewrite out: what is listed is what that is.
     """
-    return Remark("note", "reassociated", reason, node.loc, op=node.op, node=node.outputs[0].name)
+    return remark_on(node, "note", "reassociated", reason)

@@ -28,9 +28,11 @@ def _calls(name: str) -> Iterator[tuple[str, ast.Call]]:
 def _codes() -> dict[str, str]:
     """Each code, and a place that gives it."""
     found = {refusal.code: f"{TABLE}: {refusal.name}" for refusal in Refusal}
-    for place, call in _calls("Remark"):
+    calls = [(place, call, 1) for place, call in _calls("Remark")]
+    calls += [(place, call, 2) for place, call in _calls("remark_on")]
+    for place, call, at in calls:
         named = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
-        code = named[0] if named else call.args[1]
+        code = named[0] if named else call.args[at]
         if isinstance(code, ast.Attribute) and code.attr == "code":
             continue  # handed on from a Declined
         assert isinstance(code, ast.Constant), f"{place}: write the code as a string here"

@@ -11,7 +11,7 @@ from attngraph.analysis.recurrence.chunks import CHUNK, lacking
 from attngraph.analysis.recurrence.mixing import Trace
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.states import linear_attention
-from attngraph.ir import Dim, Loc, Node, Remark, Value
+from attngraph.ir import Dim, Loc, Node, Remark, Value, remark_on
 from attngraph.ir.ops import attribute, input_of
 
 _MANY = 1024
@@ -184,14 +184,8 @@ def fused(made: Node, loc: Loc, updates: int = 1) -> Remark:
         what = f"is products of matrices, in a Scan over {over}"
     elif is_by_channel(made):
         what = "has a state for each channel, and is a Scan over tokens, the faster form of these"
-    return Remark(
-        "fused",
-        "recurrence",
-        f"{rule}{decaying}{several}{state} {what}.",
-        loc,
-        op=made.op,
-        node=made.outputs[0].name,
-    )
+    reason = f"{rule}{decaying}{several}{state} {what}."
+    return remark_on(made, "fused", "recurrence", reason, loc=loc)
 
 
 def is_by_channel(node: Node) -> bool:
