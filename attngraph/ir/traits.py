@@ -188,7 +188,7 @@ COMMUTATIVE = _trait(  # in its two operands
 ROUNDING = _trait("rounding", "floor ceil round trunc")
 WAVE = _trait("wave", "sin cos")
 GELU = _trait("gelu", "gelu")
-ACTIVATION = _trait("activation", "gelu silu relu sigmoid tanh leaky_relu hardswish")
+ACTIVATION = _trait("activation", "gelu silu relu sigmoid tanh leaky_relu hardswish prelu")
 SMOOTH = _trait(  # analytic where they are defined, beside those of arithmetic
     "smooth",
     "sigmoid tanh silu gelu log_sigmoid erf expm1 sinh cosh atan asinh sin cos sqrt rsqrt "
@@ -280,7 +280,7 @@ TRUTH = _trait("truth", "any any.dim any.dims all all.dim all.dims")
 OPAQUE = _trait(
     "opaque",
     "_adaptive_avg_pool3d _cdist_forward cdist _grouped_mm _int_mm _local_scalar_dense "
-    "_pdist_forward _prelu_kernel prelu "
+    "_pdist_forward _prelu_kernel "
     "_native_batch_norm_legit_functional native_batch_norm instance_norm "
     "adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "

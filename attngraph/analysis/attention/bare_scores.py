@@ -30,6 +30,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
     ACTIVATION,
     ADDITIVE,
+    BATCH_NORM,
     JOIN,
     NORM,
     POINTWISE,
@@ -63,17 +64,17 @@ def _has(side: Operand, atoms: Iterable[Atom]) -> bool:
 
 def _are_rows(atoms: Sequence[Atom], sides: Iterable[Operand]) -> bool:
     """Whether an axis counts the rows that projections were made of, on every side."""
-    found = [_projection(side) for side in sides]
+    found = [projection(side) for side in sides]
     return all(made is not None and {*resolve(atoms)} <= {*made[0].atoms} for made in found)
 
 
 def _are_features(atoms: Sequence[Atom], sides: Iterable[Operand]) -> bool:
     """Whether an axis counts features that projections made, on every side."""
-    found = [_projection(side) for side in sides]
+    found = [projection(side) for side in sides]
     return all(made is not None and {*resolve(atoms)} <= {*made[1].atoms} for made in found)
 
 
-def _projection(side: Operand) -> tuple[Operand, Operand] | None:
+def projection(side: Operand) -> tuple[Operand, Operand] | None:
     """The rows and the weight of the projection that made an operand.
 
     It may be followed by norms, rotations and pointwise functions.
@@ -132,9 +133,9 @@ def _networks(weights: Operand, keys: set[Atom], weighed: set[Atom]) -> Iterator
             features = {*weight.atoms} - {*resolve(product.summed)}
             if weight.value.is_constant and (is_made or features <= weighed):
                 yield rows, True, activation
-        elif node.op in POINTWISE:
+        elif node.op in POINTWISE | ACTIVATION | BATCH_NORM:
             is_activation = is_made and node.op in ACTIVATION
-            for value in node.operands:
+            for value in node.operands if node.op in POINTWISE else node.operands[:1]:
                 found = node if is_activation and activation is None else activation
                 yield spread(value, operand.axes, node.output.shape), is_made, found
 

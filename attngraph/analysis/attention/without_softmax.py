@@ -14,6 +14,7 @@ from itertools import chain, product
 
 from attngraph.analysis.attention.activations import contraction_at, pairs_activations
 from attngraph.analysis.attention.bare_scores import bare, by_a_network
+from attngraph.analysis.attention.by_feature import by_feature
 from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import pair_of
@@ -59,7 +60,7 @@ def without_softmax(graph: Graph) -> Iterator[tuple[Node, Declined]]:
     named: set[Node] = set()
     for root in list(graph):
         readings = _weighed(root), _over_edges(root), _of_keys_alone(root), _running(root)
-        for scores, declined in chain(*readings):
+        for scores, declined in chain(*readings, by_feature(root)):
             if scores not in named:
                 named.add(scores)
                 yield root, declined

@@ -117,6 +117,28 @@ def test_scores_of_a_network_are_named(product: bool) -> None:
     assert _codes(Interest(product=product), *_ARGS) == ["no-softmax"]
 
 
+class Dice(nn.Module):
+    """The activation of that network: the sigmoid of a normed x says how much of x is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.norm(x.mT).mT.sigmoid()
+        return x * (kept + 0.1 * (1 - kept))
+
+
+@pytest.mark.parametrize("activation", [nn.PReLU(), nn.PReLU(TOKENS), Dice()])
+@pytest.mark.parametrize("kind", [Interest, Gated])
+def test_a_network_with_learned_activations_is_one_too(
+    kind: type[Interest], activation: nn.Module
+) -> None:
+    module = kind()
+    module.score[1] = activation
+    assert _codes(module, *_ARGS) == ["no-softmax"] * (kind is Interest)
+
+
 @pytest.mark.parametrize("module", [Gated(), Filtered(5)], ids=["a gate", "a filter"])
 def test_gates_and_filters_are_no_scores(module: nn.Module) -> None:
     assert _codes(module, *_ARGS) == []
