@@ -12,11 +12,10 @@ from attngraph.analysis.attention.climbing import (
     chosen_part,
     factored,
     past_layout,
-    sides_of,
     softmax_of,
     summed_over,
 )
-from attngraph.analysis.layout.axes import Atom, Operand, fresh_axes
+from attngraph.analysis.layout.axes import Atom, Operand, fresh_axes, sides_of
 from attngraph.ir import Graph, Value, interpret, parse
 
 HEAD = """graph @main {
@@ -194,14 +193,16 @@ def test_sides_broadcast_and_a_quotient_has_one_order() -> None:
     product, quotient = (
         _graph(f"%y = aten.{op}.Tensor(%x, %row)").outputs[0] for op in ("mul", "div")
     )
-    own = _operand(product)
-    left, right = sides_of(own)
+    own, node = _operand(product), product.producer
+    assert node is not None
+    left, right = sides_of(node, own.axes)
     assert left.axes == own.axes
     assert right.axes == (own.axes[1], ())
-    assert [(a.value.name, b.value.name, power) for a, b, power in factored(own)] == [
+    assert [(a.value.name, b.value.name, power) for a, b, power in factored(node, own.axes)] == [
         ("x", "row", 1),
         ("row", "x", 1),
     ]
-    assert [
-        (a.value.name, b.value.name, power) for a, b, power in factored(_operand(quotient))
-    ] == [("x", "row", -1)]
+    divided = quotient.producer
+    assert divided is not None
+    sides = factored(divided, _operand(quotient).axes)
+    assert [(a.value.name, b.value.name, power) for a, b, power in sides] == [("x", "row", -1)]
