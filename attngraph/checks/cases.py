@@ -42,7 +42,7 @@ class Drawn:
     """
 
     label: str
-    kind: tuple[bool, bool | None, bool]
+    kind: tuple[bool, bool | None, bool, bool]
     make: Callable[[], tuple[torch.Tensor, ...]]
 
 
@@ -158,7 +158,7 @@ class SampleInputs:
             if self.limits.broken(sizes):
                 sizes = sample
             make = partial(self._drawn, draw, roles, sizes)
-            kind = draw.hides_rows, draw.constant, draw.padded
+            kind = draw.hides_rows, draw.constant, draw.padded, draw.turned
             yield Drawn(f"{label_of(sizes)}, {draw.label}", kind, make)
 
     def contrasts(self, tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:

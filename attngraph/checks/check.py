@@ -399,12 +399,12 @@ class Check:
             with contextlib.suppress(UsageError):
                 self._known[label_of(sizes)] = self.references(tensors)
                 found[label_of(sizes)] = tensors
-        done: set[tuple[bool, bool | None, bool]] = set()
+        done: set[tuple[bool, bool | None, bool, bool]] = set()
         weights = sum(each.numel() for each in self.module.parameters())
         for draw in self.samples.draws(hides_rows=self.hides_rows):
             if draw.kind in done:
                 continue
-            hides_rows, _, padded = draw.kind
+            hides_rows, _, padded, _ = draw.kind
             if (hides_rows or padded) and self.samples.is_costly(weights):
                 self._left_out = self._left_out or [
                     f"Nothing was checked at {draw.label}: a run of the model takes too long. Give "

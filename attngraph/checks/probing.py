@@ -36,7 +36,8 @@ class Draw:
     drawn: masks alone, or ids and floats too. With a `constant` masks are that everywhere, with
     `only` they have that one of the shapes; `padded` floats are 0 in the rows that a mask hides.
     `unmarked` floats don't hold the numbers that they are compared with, and have one sign if
-    `signed` is 1 or −1; whole numbers are `counted` times as large. `label` says it in words.
+    `signed` is 1 or −1; whole numbers are `counted` times as large; flags are `turned`. `label`
+    says it in words.
     """
 
     hides_rows: bool
@@ -49,6 +50,7 @@ class Draw:
     unmarked: bool = False
     signed: int = 0
     counted: int = 0
+    turned: bool = False
 
 
 def draws_of(
@@ -74,6 +76,8 @@ def draws_of(
     if any(_rows_hidden(tensor, role, roles, args) for role, tensor in pairs):
         label = "masks of every shape, zeros where they hide"
         found.append(Draw(False, 1.0, label, padded=True))
+    if any(role.flag for role in roles):
+        found.append(Draw(False, 1.0, "flags turned", masks_only=True, turned=True))
     if constant and masks:
         for value in (True, False):
             found.append(Draw(not value, 1.0, f"masks all {value}", True, constant=value))
@@ -119,7 +123,9 @@ def drawn(
     found = []
     for place, (role, sample, tensor) in enumerate(zip(roles, args, base, strict=True)):
         made = tensor
-        if role.masks:
+        if draw.turned:
+            made = ~tensor if role.flag else tensor
+        elif role.masks:
             assert role.visible is not None
             assert role.hidden is not None
             made = torch.full_like(tensor, role.visible)

@@ -62,7 +62,8 @@ class Role:
     `rows` is the size of the smallest table that it indexes; `marks` are the numbers that it is
     compared with; if `low`, what lies below is told from zero. `visible` and `hidden` are the two
     values of a mask. A `length` is compared with positions, a `segment` with other elements of
-    itself. The rows of a `tested` float are compared, so that zeros may hide them.
+    itself. The rows of a `tested` float are compared, so that zeros may hide them. A `flag` is a
+    bool of no axes.
     """
 
     rows: int | None = None
@@ -73,6 +74,7 @@ class Role:
     length: bool = False
     segment: bool = False
     tested: bool = False
+    flag: bool = False
 
     @property
     def masks(self) -> bool:
@@ -85,7 +87,7 @@ def roles_of(graph: Graph, args: Sequence[torch.Tensor]) -> list[Role]:
 
 
 def _role(value: Value, tensor: torch.Tensor) -> Role:
-    role = Role()
+    role = Role(flag=tensor.dtype is torch.bool and not tensor.dim())
     if not isinstance(value.type, TensorType) or not tensor.dim() or not tensor.numel():
         return role
     if tensor.dtype.is_complex:
@@ -143,7 +145,7 @@ def _indexed(node: Node, held: Value) -> Dim | None:
 
 def without_masks(roles: Sequence[Role]) -> list[Role]:
     """The roles with the sample's own masks kept, so that every query has a key."""
-    return [Role(rows=None if role.marks else role.rows) for role in roles]
+    return [Role(rows=None if role.marks else role.rows, flag=role.flag) for role in roles]
 
 
 def _readers(

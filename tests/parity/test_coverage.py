@@ -91,6 +91,18 @@ def test_a_mask_that_no_input_turns_is_named() -> None:
     assert "test_coverage.py" in coverage.halves[0]
 
 
+@pytest.mark.parametrize("sample", [True, False])
+def test_a_flag_is_tried_both_ways(sample: bool) -> None:
+    class Flagged(nn.Module):
+        def forward(self, x: Tensor, causal: Tensor) -> Tensor:
+            seen = torch.ones(6, 6, dtype=torch.bool).tril() | ~causal
+            return (x @ x.mT).masked_fill(~seen, -1e9).softmax(-1) @ x
+
+    optimized, coverage = _compiled(Flagged(), torch.randn(2, 6, 16), torch.tensor(sample))
+    assert coverage.halves == []
+    assert not any("only ever" in note for note in optimized.report.notes)
+
+
 def test_an_attention_of_one_key_and_an_output_of_one_value_are_named() -> None:
     class Single(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
