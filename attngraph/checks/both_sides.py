@@ -82,7 +82,7 @@ class _Ways:
             place, answer = asked[at].place, not said[at]
             self.parting = place
             other = self.joined((*said[:at], answer))
-            if not _returns_alike(captured, other):
+            if not returns_alike(captured, other):
                 raise refused(place, "its sides return different things")
             try:
                 captured, other = _of_one_size(captured, other)
@@ -147,7 +147,8 @@ def _agrees_when_forced(model: Model, captured: Captured) -> bool:
     return True
 
 
-def _returns_alike(ours: Captured, theirs: Captured) -> bool:
+def returns_alike(ours: Captured, theirs: Captured) -> bool:
+    """Whether two traces return the same names, nested alike, and the same constants."""
     first, second = ours.signature, theirs.signature
     return (
         ours.output_names == theirs.output_names

@@ -6,10 +6,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 
 import torch
 
+from attngraph.checks.both_sizes import at_all_sizes
 from attngraph.checks.branches import followed, settled, uncompared
 from attngraph.checks.broken_weights import require_sound
 from attngraph.checks.check import Cases, Check
@@ -105,7 +107,9 @@ def _begun(
 ) -> Begun | None:
     """None where a trace from elsewhere isn't the model at the sizes that it leaves out."""
     with stage("capture", report):
-        captured = followed(model, verifies=options.verifies, elsewhere=elsewhere)
+        take = partial(followed, verifies=options.verifies, elsewhere=elsewhere)
+        is_compared = options.verifies and prepare is None
+        captured = at_all_sizes(model, take) if is_compared else take(model)
     if prepare is not None:  # no sizes are tried below those that torch takes for granted
         _without_starts(captured.graph, captured.suspects)
     _check_weights(captured.graph, model.source)

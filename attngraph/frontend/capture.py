@@ -34,6 +34,7 @@ from attngraph.frontend.rewording.cut_for_memory import whole_note
 from attngraph.frontend.rewording.hit_loops import Hits, all_places_note
 from attngraph.frontend.rewording.memoised import bounded
 from attngraph.frontend.rewording.rounded_for_speed import left_out_note
+from attngraph.frontend.sizes.asked_ranges import Parting
 from attngraph.frontend.sizes.conditions import conditions_of
 from attngraph.frontend.sizes.dim_names import name_dims
 from attngraph.frontend.sizes.limits import Limits, settled_limits
@@ -82,6 +83,7 @@ class Captured:
     over `hits` have all turns. `fixed` are the notes that name the dims which became constants.
     Where it is `opened`, slices that may be cut short are as long as they are. A `refusal` is of a
     trace that may demand more than what was asked; it stands if one of the `suspects` is required.
+    At `partings` the code does another thing at other sizes that were asked for.
     """
 
     graph: Graph
@@ -102,6 +104,7 @@ class Captured:
     jumps: frozenset[Place] = frozenset()
     hits: Hits | None = None
     asked: tuple[Asked, ...] = ()
+    partings: tuple[Parting, ...] = ()
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
         """With inputs and outputs renamed, in the graph too; `names` maps old to new."""
@@ -310,6 +313,7 @@ def _captured(
         traced.jumps,
         traced.hits,
         tuple(translator.asked),
+        limits.partings,
     )
 
 

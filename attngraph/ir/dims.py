@@ -199,6 +199,8 @@ def substitute(value: Any, sizes: Mapping[str, int]) -> Any:
             number = value.xreplace({symbol(name): sympy.Integer(n) for name, n in sizes.items()})
         except ZeroDivisionError as error:
             raise IRError(f"{value} divides by zero at {dict(sizes)}.") from error
+        except TypeError as error:  # a power of a number below 0
+            raise IRError(f"{value} is no number at {dict(sizes)}.") from error
         if number.free_symbols:
             missing = ", ".join(sorted(s.name for s in number.free_symbols))
             raise IRError(f"The size of {missing} is not known where {value} is needed.")

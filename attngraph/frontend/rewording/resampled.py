@@ -283,12 +283,15 @@ def _views_of(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], int]) -> Inputs:
-    """Inputs with these dims repeated or cut to another size."""
+    """Inputs with these dims repeated or cut to another size, in memory of their own: a trace asks
+    how a part of something larger lies in it.
+    """
     leaves, structure = pytree.tree_flatten(inputs)
     for request in requests:
         leaf, size = leaves[request.leaf], to(request.size)
         copies = [leaf] * -(-size // request.size)
-        leaves[request.leaf] = torch.cat(copies, request.axis).narrow(request.axis, 0, size)
+        part = torch.cat(copies, request.axis).narrow(request.axis, 0, size)
+        leaves[request.leaf] = part.contiguous()
     made: Inputs = pytree.tree_unflatten(leaves, structure)
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import sympy
 
@@ -23,6 +24,23 @@ _MOST_TRIED = 1 << 12
 
 def asked(request: Request | None) -> tuple[int, int | None]:
     return (1, None) if request is None else (request.low or 1, request.high)
+
+
+class Parting(NamedTuple):
+    """Where the model's code does one thing at sizes of a dim up to the `last`, and another beyond.
+    A trace is of those that are `above`, or of the others.
+    """
+
+    name: str
+    last: int
+    above: bool
+    place: str
+
+
+class NarrowedError(CaptureError):
+    """A range that was asked for by number can't be had, where the model's code parts it."""
+
+    parting: Parting | None = None
 
 
 class Places:
@@ -97,6 +115,20 @@ def _ends(
             yield name, f"at least {info.low}", bool(request and request.low), where
 
 
+def partings(
+    wanted: Mapping[str, Request], dims: Mapping[str, DimInfo], places: Places
+) -> Iterator[Parting]:
+    """Each narrower end that the model's own code asks for."""
+    for name, info in dims.items():
+        low, high = asked(wanted.get(name))
+        if name not in wanted:
+            continue
+        if info.high is not None and (high is None or high > info.high):
+            yield Parting(name, info.high, False, places.of_end(name, info.high + 1, info.high))
+        if info.low > max(low, 2):
+            yield Parting(name, info.low - 1, True, places.of_end(name, info.low - 1, info.low))
+
+
 def require_asked(
     wanted: Mapping[str, Request],
     dims: Mapping[str, DimInfo],
@@ -107,7 +139,10 @@ def require_asked(
     """Raises CaptureError where an end that was asked for by number can't be reached."""
     for name, bound, by_number, where in _ends(wanted, dims, places):
         if by_number:
-            raise narrowed(wanted[name], f"{name} is {bound}", where)
+            told = narrowed(wanted[name], f"{name} is {bound}", where)
+            own = [each for each in partings(wanted, dims, places) if each.place]
+            told.parting = own[0] if len(own) == 1 else None
+            raise told
     # Others may be 0: the past of a decoder is empty at first.
     infos = {name: replace(info, low=0) for name, info in dims.items()}
     empty = {symbol(n): sympy.Symbol(n, integer=True, nonnegative=True) for n in dims}
@@ -124,10 +159,10 @@ def require_asked(
                     raise told if refusal is None or is_end(condition) else refusal
 
 
-def narrowed(request: Request, demand: str, where: str) -> CaptureError:
+def narrowed(request: Request, demand: str, where: str) -> NarrowedError:
     low, high = asked(request)
     sizes = f"{low}..{'' if high is None else high}"
-    return CaptureError(
+    return NarrowedError(
         f"I{str(request)[1:]} can't be {sizes}: the model demands {demand}{where}. Ask for a range "
         f"that it takes, or for whatever it takes: --dim {request.name}=auto, or "
         f"Dim({request.name!r}) without ends."

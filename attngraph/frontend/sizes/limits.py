@@ -10,6 +10,7 @@ import sympy
 from attngraph.errors import CaptureError
 from attngraph.frontend.interface.shapes import Request
 from attngraph.frontend.sizes.asked_ranges import (
+    Parting,
     Places,
     asked,
     at_most,
@@ -17,6 +18,7 @@ from attngraph.frontend.sizes.asked_ranges import (
     holds_everywhere,
     leaves_out,
     narrowed,
+    partings,
     require_asked,
 )
 from attngraph.frontend.sizes.blocks import equal_dims, holds
@@ -52,7 +54,8 @@ class Limits:
 
     A range that begins at 2, as all do in torch.export, begins at 1 here: 1 is checked, not assumed
     away. `demanded` are the conditions and the lower ends that nobody asked for, with the place
-    where the code asks each.
+    where the code asks each; at `partings` it does another thing at the sizes that were asked for
+    beside these.
     """
 
     dims: Mapping[str, DimInfo]
@@ -60,6 +63,7 @@ class Limits:
     suspects: tuple[Suspect, ...]
     notes: tuple[str, ...]
     demanded: Mapping[Condition, str]
+    partings: tuple[Parting, ...] = ()
 
     def required(self) -> list[Condition]:
         """The conditions that are no suspects, no ends, and more than that dims are unequal."""
@@ -173,7 +177,8 @@ def settled_limits(
             where = places.of_end(name, info.low - 1, info.low)
             demanded[sympy.Ge(symbol(name), info.low)] = where
     notes = (*at_most(wanted, dims, places), *demands_of(demanded, from_one))
-    return Limits(from_one, tuple(kept.values()), suspects, notes, demanded)
+    parted = tuple(each for each in partings(wanted, dims, places) if each.place)
+    return Limits(from_one, tuple(kept.values()), suspects, notes, demanded, parted)
 
 
 def _sorted(
