@@ -27,6 +27,13 @@ class Batch:
     scale: float = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    states: Tensor
+    padding: Tensor
+    scale: float = 2.0
+
+
 class Hides:
     """Of which a tensor is outside of its attributes."""
 
@@ -240,3 +247,15 @@ def test_a_class_without_names_says_so() -> None:
     shapes = ({"last": BOTH, "padding": BOTH}, None)
     with pytest.raises(UsageError, match="a list with one entry for each of its 2 parts"):
         capture(OfNamed(), (_named(2, 4), more), dynamic_shapes=shapes)
+
+
+def test_a_frozen_dataclass_with_slots_is_its_attributes() -> None:
+    shapes = {"states": {0: "b", 1: "t"}, "padding": {0: "b", 1: "t"}}
+    module, given = Attends(), _batch(2, 6)
+    batch = Frozen(given.states, given.padding)
+    optimized = optimize(module, (batch,), dynamic_shapes=(shapes,))
+    other = _batch(3, 9)
+    batch = Frozen(other.states, other.padding)
+    torch.testing.assert_close(optimized(batch), module(batch))
+    with pytest.raises(UsageError):  # its scale is a constant
+        optimized(Frozen(other.states, other.padding, 3.0))

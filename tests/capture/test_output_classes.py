@@ -31,10 +31,17 @@ class Listed(list[Tensor]):
 
 
 class Slotted:
-    __slots__ = ("states",)
+    __slots__ = ("states", "unset")
 
     def __init__(self, states: Tensor) -> None:
         self.states = states
+
+
+class Private:
+    __slots__ = ("__states",)
+
+    def __init__(self, states: Tensor) -> None:
+        self.__states = states
 
 
 class Circle:
@@ -67,7 +74,15 @@ def test_an_object_is_its_attributes() -> None:
     assert (found.layers[0].held, found.name) == (3, "held")
 
 
-@pytest.mark.parametrize("kind", [lambda y: Listed([y]), Slotted, Circle])
+def test_slots_are_attributes() -> None:
+    captured = capture(Returns(Slotted), (torch.randn(3, 4),))
+    assert captured.output_names == ("states",)
+    found = captured.signature.unflatten([torch.ones(3, 4)])
+    assert (type(found), found.states.sum()) == (Slotted, 12)
+    assert not hasattr(found, "unset")
+
+
+@pytest.mark.parametrize("kind", [lambda y: Listed([y]), Private, Circle])
 def test_what_may_hide_a_tensor_is_refused(kind: Callable[[Tensor], Any]) -> None:
     with pytest.raises(CaptureError, match="can't take apart"):
         capture(Returns(kind), (torch.randn(3, 4),))

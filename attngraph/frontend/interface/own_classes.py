@@ -88,7 +88,7 @@ def _in_lists(value: Any, shapes: Any) -> Any:
     is_sequence = kind in (list, tuple) and isinstance(shapes, (list, tuple))
     if is_sequence and len(value) == len(shapes):
         return type(shapes)(map(_in_lists, value, shapes))
-    if shapes and kind not in pytree.SUPPORTED_NODES and hasattr(value, "__dict__"):
+    if shapes and kind not in pytree.SUPPORTED_NODES and not isinstance(value, LEAVES):
         _refuse_hidden(value)
     return shapes
 
@@ -98,7 +98,7 @@ def _by_children(value: Any, shapes: Any) -> Any:
     kind, node = type(value), pytree.SUPPORTED_NODES[type(value)]
     children = list(node.flatten_fn(value)[0])
     if isinstance(shapes, kind):
-        given = vars(shapes) if kind in _known else list(node.flatten_fn(shapes)[0])
+        given = _attributes(shapes) if kind in _known else list(node.flatten_fn(shapes)[0])
     else:
         given = [None] * len(children) if shapes is None else shapes
     if isinstance(given, (list, tuple)) and len(given) == len(children):
@@ -163,24 +163,30 @@ def _collect(value: Any, found: dict[type, None], above: list[Any]) -> bool:
 
 
 def _is_its_attributes(value: Any) -> bool:
-    """Whether nothing of an object is outside of its `__dict__`."""
-    if isinstance(value, torch.nn.Module) or not hasattr(value, "__dict__"):
+    """Whether nothing of an object is outside of its `__dict__` and its slots."""
+    if isinstance(value, torch.nn.Module):
         return False
     bases = [base for base in type(value).__mro__ if base is not object]
-    return all(base.__flags__ & _HEAP and not _slots(base) for base in bases)
+    hidden = any(name.startswith("__") for base in bases for name in _slots(base))
+    return not hidden and all(base.__flags__ & _HEAP for base in bases)
 
 
-def _slots(kind: type) -> bool:
+def _slots(kind: type) -> list[str]:
     named = vars(kind).get("__slots__", ())
-    return any(
-        name not in ("__dict__", "__weakref__")
-        for name in ((named,) if isinstance(named, str) else named)
-    )
+    names = (named,) if isinstance(named, str) else named
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those that an object has, in slots or not."""
+    slots = [name for base in reversed(type(value).__mro__) for name in _slots(base)]
+    own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return own | getattr(value, "__dict__", {})
 
 
 def _apart(value: Any) -> tuple[list[Any], list[Any]]:
     """(children, [their names, the attributes that hold no tensor])."""
-    own = vars(value)
+    own = _attributes(value)
     names = [name for name, item in own.items() if not isinstance(item, INERT)]
     rest = {name: item for name, item in own.items() if isinstance(item, INERT)}
     return [own[name] for name in names], [names, rest]
@@ -210,6 +216,6 @@ class _Together:
     def __call__(self, children: Any, context: Any) -> Any:
         names, rest = context
         made: Any = object.__new__(self.kind)
-        vars(made).update(zip(names, children, strict=True))
-        vars(made).update(rest)
+        for name, item in (*zip(names, children, strict=True), *rest.items()):
+            object.__setattr__(made, name, item)  # a frozen one has no other way
         return made
