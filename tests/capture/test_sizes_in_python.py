@@ -190,6 +190,13 @@ def a_loop_that_breaks(x: Tensor) -> Tensor:
     return state
 
 
+def a_state_over_chunks(x: Tensor) -> Tensor:
+    state = x.new_zeros(len(x), 8)
+    for part in x.chunk(4, 1):
+        state = torch.tanh(state + part.sum(1))
+    return state
+
+
 def a_set(x: Tensor) -> Tensor:
     return x * len({x.shape[1], 5})
 
@@ -215,6 +222,19 @@ def test_a_size_that_is_a_constant_after_all_is_told_with_what_helps(function: A
     notes = [note for note in captured.notes if "axis 1 stays 16" in note]
     assert any(re.search(FIXED[function], note) for note in notes)
     assert captured.graph.inputs[0].shape[1] == 16
+
+
+def test_an_axis_of_equal_parts_takes_its_multiples() -> None:
+    """As the sentence on chunks says."""
+    said = r"fixes it to 16 at .* ask for the multiples of 4 alone, as by 4 \* Dim\('part'\)"
+    with pytest.raises(CaptureError, match=said):
+        capture(Calls(a_state_over_chunks), (X,), dynamic_shapes=DIMS)
+    dims = ({0: Dim("batch"), 1: 4 * Dim("part")},)
+    module = Calls(a_state_over_chunks).eval()
+    optimized = attngraph.optimize(module, (X,), dynamic_shapes=dims)
+    for length in (4, 8, 20):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(optimized(x), module(x))
 
 
 def test_the_advice_holds() -> None:

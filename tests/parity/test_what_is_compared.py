@@ -147,6 +147,15 @@ def test_a_sparse_buffer_is_let_be_or_refused_by_name() -> None:
         attngraph.optimize(_Sparse(True), (torch.randn(3, 4),))
 
 
+def test_a_sparse_input_is_refused_by_name() -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor, places: Tensor) -> Tensor:
+            return torch.sparse.mm(places, x)
+
+    with pytest.raises(CaptureError, match="Input places is a sparse tensor"):
+        attngraph.optimize(Sums(), (torch.randn(4, 3), torch.eye(4).to_sparse()))
+
+
 def test_a_derived_dim_has_its_size_in_every_case() -> None:
     class Ahead(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import re
 import textwrap
 
 _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
+_COUNTED_PARTS = re.compile(r"\bchunk\((?:[A-Za-z_][\w.]*, )?(\d+)\b|\bsplit\([^()]*// ?(\d+)\b")
 _ONE_BACK = re.compile(r",\s*-1\s*\)")
 
 
@@ -29,6 +30,12 @@ def advice(file: str, at: int) -> str:
             "take the parts as x.split(step, dim) gives them, and join them by torch.cat, which is "
             "whole in the graph where no part needs another, or, where one does, pad the axis to a "
             "multiple and go through the parts of x.unflatten(dim, (-1, step))"
+        )
+    if parts := _COUNTED_PARTS.search(line):
+        count = parts[1] or parts[2]
+        return (
+            f"ask for the multiples of {count} alone, as by {count} * Dim('part'), which are cut "
+            "into equal parts there"
         )
     if _LOOP.search(line):
         return (

@@ -109,6 +109,12 @@ class Translator:
                         "tensors can't; keep it out of forward."
                     )
             elif isinstance(value, torch.Tensor):
+                if value.layout is not torch.strided:
+                    raise CaptureError(
+                        f"Input {spec.arg.name} is a sparse tensor, which no file takes: give it "
+                        "as a dense one (.to_dense()), or its places and values as two inputs, "
+                        "with which forward sums by index_add."
+                    )
                 self._values[node] = self.graph.add_input(str(spec.arg.name), self._type(value))
             elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise dynamic_number(str(spec.arg.name), "export the module again")
