@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from attngraph.analysis.recurrence.kept import MOST_DECAYS
 from attngraph.analysis.walks import stripped
 from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.dims import product, same_shape
 from attngraph.ir.slices import backward_slice, forward_slice
 from attngraph.ir.traits import ADDITIVE, COPY, MULTIPLICATIVE, NEGATION, RESHAPE, SCALE
-
-_MOST = 16
-"""Heads up to which the operator is faster than a step: it takes 0.2 µs for each head of a token,
-on one thread of a CPU, and two nodes of a step take 3 µs."""
 
 Part = Value | None
 """A value of a step; None for 0."""
@@ -56,7 +53,7 @@ def read_decayed_sum(
     own: list[Dim] = [*[1] * (len(shape) - len(slope.shape)), *slope.shape]
     count = max((at + 1 for at, size in enumerate(own) if size != 1), default=1)
     heads = product(shape[1:count])
-    if not isinstance(heads, int) or heads > _MOST:
+    if not isinstance(heads, int) or heads > MOST_DECAYS:
         return None
     whole = [*shape[:count], *[1] * (len(shape) - count)]
     base = stripped(slope, RESHAPE)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from attngraph.analysis.recurrence.kept import Kept, why_kept
+from attngraph.analysis.recurrence.kept import MOST_DECAYS, Kept, why_kept
 from attngraph.ir import parse
 
 _STEP = """graph @step {
@@ -205,3 +205,30 @@ def test_a_state_of_channels_has_no_keys() -> None:
     (kept,) = why_kept(node)
     assert "one number for each channel" in kept.why
     assert not kept.is_matrix
+
+
+@pytest.mark.parametrize("heads", [MOST_DECAYS, MOST_DECAYS + 1])
+def test_a_sum_that_many_heads_decay(heads: int) -> None:
+    """n' = e^(m − m') n + k, of a maximum that the loop carries too."""
+    state, level = f"f32[batch, {heads}, 4]", f"f32[batch, {heads}]"
+    dim = "  dim batch = 2 in 1..\n"
+    step = (
+        f"graph @step {{\n{dim}  input %m : {level}\n  input %n : {state}\n"
+        f"  input %x : {level}\n  input %k : {state}\n"
+        "  %top = aten.maximum(%m, %x)\n  %d = aten.sub.Tensor(%m, %top)\n  %e = aten.exp(%d)\n"
+        "  %a = aten.unsqueeze(%e) {dim = 2}\n  %h = aten.mul.Tensor(%n, %a)\n"
+        "  %new = aten.add.Tensor(%h, %k)\n  return %top, %new\n}\n"
+    )
+    inputs = f"  input %m : {level}\n  input %n : {state}\n"
+    items = "".join(
+        f"  input %{name} : {kind.replace('[', '[seq, ')}\n"
+        for name, kind in (("x", level), ("k", state))
+    )
+    graph = parse(
+        f"graph @main {{\n{dim}  dim seq = 5 in 1..\n{inputs}{items}"
+        f"  %last, %sum = attn.scan(%m, %n, %x, %k) "
+        f"{{body = {json.dumps(step)}, carried = 2, scanned = 2}}\n  return %last, %sum\n}}"
+    )
+    (node,) = graph
+    (kept,) = [kept for kept in why_kept(node) if "maximum" not in kept.why]
+    assert ("more than 16 numbers in a step" in kept.why) == (heads > MOST_DECAYS)
