@@ -216,6 +216,8 @@ def test_gates_that_are_all_small_are_computed_from_exponentials(gate: str) -> N
     assert any("Sigmoid" in note for note in optimized.report.notes)
     for scale in (1.0, 300.0):  # to gates of 0 and of 1
         expected = module(x * scale)
-        torch.testing.assert_close(optimized(x * scale), expected, rtol=1e-5, atol=1e-30)
+        # e^h is off by h's roundings, of which each side has a few: |h| is about 100.
+        rounding = 100 * torch.finfo(torch.float32).eps
+        torch.testing.assert_close(optimized(x * scale), expected, rtol=4 * rounding, atol=1e-30)
     plain = attngraph.optimize(nn.Sequential(nn.Linear(8, 8), nn.SiLU()), (x,))
     assert not any("Sigmoid" in note for note in plain.report.notes)
