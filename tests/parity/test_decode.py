@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import attngraph
 from attngraph import Decoder
@@ -285,6 +286,20 @@ def test_models_without_such_a_cache() -> None:
     for module in (BertModel(BertConfig(**common())), nn.Linear(2, 2)):
         with pytest.raises(UsageError, match=f"cache of {type(module).__name__} can't be found"):
             attngraph.optimize_decoder(module)
+
+
+def test_a_model_that_keeps_no_cache_compiles_as_its_error_says() -> None:
+    """GPT-1 takes the cache among its keywords, and leaves it empty."""
+    from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
+
+    config = OpenAIGPTConfig(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    module, ids = OpenAIGPTLMHeadModel(config).eval(), torch.arange(14).reshape(2, 7)
+    with pytest.raises(UsageError, match="keeps no cache: it put nothing") as caught:
+        attngraph.optimize_decoder(module)
+    shapes = ({0: Dim("batch"), 1: Dim("seq")},)
+    assert "(input_ids,), dynamic_shapes=({0: Dim('batch'), 1: Dim('seq')},)" in str(caught.value)
+    optimized = attngraph.optimize(module, (ids,), dynamic_shapes=shapes)
+    assert [(site.status, site.code) for site in optimized.report.sites] == [("fused", "attention")]
 
 
 def test_bad_calls() -> None:

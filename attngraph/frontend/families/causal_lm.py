@@ -246,7 +246,9 @@ def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
         layers.append(found)
     if not layers:
         raise UsageError(
-            f"The cache of {name} can't be found: it put nothing into a DynamicCache of "
-            "transformers."
+            f"{name} keeps no cache: it put nothing into a DynamicCache of transformers. Without "
+            "one, it compiles as any module does, from all tokens of a text to their logits: "
+            "attngraph.optimize(model, (input_ids,), dynamic_shapes=({0: Dim('batch'), "
+            "1: Dim('seq')},)). Task feature-extraction gives its hidden states."
         )
     return layers

@@ -92,6 +92,22 @@ def causal_multiplicative(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
+@formulation(*SQUARE, dynamic="b s")
+class causal_multiplicative_table(nn.Module):
+    """The same of a part of a larger table, as GPT-1's model keeps it."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(BUFFER, BUFFER).tril()[None, None])
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = _scores(q, k)
+        b = self.table[:, :, : scores.shape[-2], : scores.shape[-1]]
+        return (scores * b + -1e4 * (1 - b)).softmax(-1) @ v
+
+
 @formulation(Q, K, V, dynamic="s t")
 def causal_sdpa_rectangular(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """is_causal with S ≠ T: aligned at the upper left."""
