@@ -16,7 +16,7 @@ from attngraph.checks.check import Check
 from attngraph.checks.weight_only import reference_of
 from attngraph.errors import IRError, ParityError, UsageError
 from attngraph.frontend.sizes.blocks import blocks
-from attngraph.frontend.sizes.suspects import Suspect
+from attngraph.frontend.sizes.suspects import Suspect, is_largest
 from attngraph.ir import Dim, Graph, TensorType, Value, interpret
 from attngraph.ir.conditions import Condition, left_out_alone, multiples
 from attngraph.ir.dims import DIVIDING, functions_of, substitute, symbol, symbols_of
@@ -33,6 +33,8 @@ _LARGEST = 4096
 """Up to which size a dim's end is tried."""
 _TIMES, _MOST_SIZES = 8, 8
 """How far beyond the sample, and how many of the sizes, at which other code runs are tried."""
+LONGEST = 2048
+"""Up to which size it is tried what follows the largest of a trace."""
 _SMALL = 4
 """Up to this size each is tried: a part of 4 is shorter there."""
 
@@ -64,7 +66,8 @@ def trace_differs(check: Check, graph: Graph) -> str:
 
 
 def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
-    """The suspects that the captured graph needs in order to compute what the model does.
+    """The suspects that the captured graph needs in order to compute what the model does, and the
+    largest sizes that the model itself takes.
 
     Each is tried at sizes that break it: 1, what the dim is a multiple of, or is cut into, one that
     all its dims have, and of one that the sample breaks, or that few sizes do, sizes all over. At
@@ -110,20 +113,35 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         ]
         if (suspect.chance or suspect.recur) and not broken:
             found.append(suspect)
+        untaken = 0
         for sizes in broken:
             label = str(sizes)
             if label not in known:
                 tensors = check.samples.at(sizes)
                 if suspect.beyond and _fails(check, tensors):
+                    untaken += 1
                     continue  # a size that the model doesn't take says nothing of its other side
                 known[label] = is_traced(check, graph, tensors)
             if not known[label]:
                 found.append(_begun_lower(check, graph, suspect, sample) if is_start else suspect)
                 break
         else:
-            if any(apart(sizes) for sizes in _extremes(broken)):
+            if untaken == len(broken):
+                if suspect.beyond and _narrows(
+                    suspect.condition, graph
+                ):  # a table has so many rows
+                    found.append(replace(suspect, beyond=False, is_end=True))
+            elif any(apart(sizes) for sizes in _extremes(broken)):
                 found.append(suspect)
     return [*found, *_not_one(check, graph, Ranges({}, tuple(s.condition for s in found)))]
+
+
+def _narrows(condition: Condition, graph: Graph) -> bool:
+    """Whether it says how large a dim is at most, which is larger otherwise."""
+    if not is_largest(condition) or str(condition.lts) not in graph.dims:
+        return False
+    high = graph.dims[str(condition.lts)].high
+    return high is None or high > condition.gts
 
 
 def _begun_lower(
@@ -170,6 +188,9 @@ def _elsewhere(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, in
         near = [size for size in left_out if abs(size - sample[name]) == 1]
         small = left_out[:_SMALL]
         found += [{name: size} for size in (*left_out[::step], *left_out[-1:], *near, *small)]
+        if is_largest(suspect.condition):
+            most = int(suspect.condition.gts)
+            found += [{name: size} for size in (most + 1, 2 * most) if size <= LONGEST]
     return found
 
 

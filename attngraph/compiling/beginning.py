@@ -15,7 +15,7 @@ from attngraph.checks.both_sizes import at_all_sizes
 from attngraph.checks.branches import followed, settled, uncompared
 from attngraph.checks.broken_weights import require_sound
 from attngraph.checks.check import Cases, Check
-from attngraph.checks.traced import conditions_with, required_conditions
+from attngraph.checks.traced import LONGEST, conditions_with, required_conditions
 from attngraph.compiling.precision_search import check_precision
 from attngraph.compiling.told_sizes import where
 from attngraph.errors import CaptureError, UsageError
@@ -31,6 +31,7 @@ from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ranges import Ranges
+from attngraph.ir.settling import bounded
 from attngraph.options import Options
 from attngraph.reports.report import Report
 from attngraph.stages import begins
@@ -111,7 +112,7 @@ def _begun(
         is_compared = options.verifies and prepare is None
         captured = at_all_sizes(model, take) if is_compared else take(model)
     if prepare is not None:  # no sizes are tried below those that torch takes for granted
-        _without_starts(captured.graph, captured.suspects)
+        _without_ends(captured.graph, captured.suspects)
     _check_weights(captured.graph, model.source)
     own = own_precision(captured.graph)
     _check_formats(options, options.precision or own, own, model.source)
@@ -152,7 +153,8 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     required = required_conditions(check, graph) if verifies else unverified
     if any(suspect.beyond and suspect.start is None for suspect in required):
         return None
-    if captured.opened and any(each.start is None and not each.assumed for each in required):
+    demanded = [each for each in required if not each.assumed and not each.is_end]
+    if captured.opened and any(each.start is None for each in demanded):
         return None  # what a trace with slices of the sample's length doesn't demand
     refusals = [(each.start or 0, each.refusal) for each in required if each.refusal is not None]
     if refusals:
@@ -169,15 +171,26 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
             )
     if captured.refusal is not None and any(suspect.recur for suspect in required):
         raise captured.refusal
-    others = _without_starts(graph, required)
+    others = _without_ends(graph, required)
     graph.conditions = conditions_with(graph, captured.suspects, others)
-    found = {suspect.condition: suspect.place for suspect in required}
-    beyond = [s for s in captured.suspects if (s.beyond or s.recur) and s not in required]
+    found = {suspect.condition: suspect.place for suspect in required if not suspect.is_end}
+    ends = [suspect.condition for suspect in required if suspect.is_end]
+    needed = {*found, *ends}
+    beyond = [s for s in captured.suspects if (s.beyond or s.recur) and s.condition not in needed]
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
     if not told and beyond:  # torch's own questions, such as whether two sizes are equal
         told = [where([suspect.condition for suspect in beyond], graph.dims)]
     return [
         *demands_of({**captured.demanded, **found}, graph.dims),
+        *(
+            f"Sizes have {shown(end)}: "
+            + (
+                "the model itself fails at larger ones."
+                if end.gts < LONGEST
+                else "it wasn't run at larger ones, for their length."
+            )
+            for end in ends
+        ),
         *(
             f"The file does at all sizes what the model does where {condition}; the two were "
             "compared at some of the other sizes, and are equal."
@@ -186,13 +199,17 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     ]
 
 
-def _without_starts(graph: Graph, suspects: Sequence[Suspect]) -> list[Suspect]:
-    """Has dims begin where suspects say so; the others.
+def _without_ends(graph: Graph, suspects: Sequence[Suspect]) -> list[Suspect]:
+    """Has dims begin and end where suspects say so; the others.
 
     A range that begins at 2 is torch.export's own, and counts as from 1: 2 is a condition.
     """
     others = []
+    infos = bounded(graph.dims, (each.condition for each in suspects if each.is_end))
+    graph.dims.update(infos)
     for suspect in suspects:
+        if suspect.is_end:
+            continue
         if suspect.start is None or suspect.start <= 2:
             others.append(suspect)
             continue

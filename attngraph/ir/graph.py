@@ -12,7 +12,7 @@ from attngraph.errors import IRError
 from attngraph.ir.conditions import Condition, condition_rewritten, ties, without_ties
 from attngraph.ir.dims import Dim, DimInfo, rewritten
 from attngraph.ir.loc import UNKNOWN, Loc
-from attngraph.ir.settling import settled
+from attngraph.ir.settling import bounded, settled
 from attngraph.ir.types import TensorType, Type
 
 
@@ -295,15 +295,16 @@ class Graph:
         self.epoch += 1
 
     def settle_sizes(self) -> None:
-        """Sizes, and attributes that hold some, without each max and min that the dims decide.
+        """Sizes, and attributes that hold some, without each max and min that the dims decide,
+        and the conditions on one of them.
 
         A quotient is one of as few dims as the conditions leave: that of a dim by an equal one.
         """
         known: dict[Any, Dim] = {}
-        equal = ties(self.conditions)
+        equal, infos = ties(self.conditions), bounded(self.dims, self.conditions)
 
         def written(item: Any) -> Any:
-            return settled(without_ties(item, equal) if equal else item, self.dims, known)
+            return settled(without_ties(item, equal) if equal else item, infos, known)
 
         for value in self.values():
             if isinstance(value.type, TensorType):

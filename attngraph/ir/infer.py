@@ -27,7 +27,7 @@ from attngraph.ir.graph import Value
 from attngraph.ir.hashing import hashable
 from attngraph.ir.open_slices import open_slices
 from attngraph.ir.ops import OpDef, call
-from attngraph.ir.settling import settled
+from attngraph.ir.settling import bounded, settled
 from attngraph.ir.types import ScalarType, TensorType, Type
 
 _SHARED: dict[Hashable, tuple[Type, ...]] = {}
@@ -262,7 +262,7 @@ class TypeInference:
             self._names[unknown] = symbol(name)
             self._sizes[name] = size
             self._found.add(name)
-        return as_dim(settled(expr.xreplace(self._names), self._dims))
+        return as_dim(settled(expr.xreplace(self._names), bounded(self._dims, self._holding)))
 
 
 def _asserted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,21 @@ def _is_never_below_zero(total: sympy.Expr, infos: Mapping[str, DimInfo]) -> boo
         return False
     product = sympy.factor_terms(total)
     return bool(product.is_Mul and range_of(product, infos).lower >= 0)
+
+
+def bounded(infos: Mapping[str, DimInfo], conditions: Iterable[Any]) -> dict[str, DimInfo]:
+    """The dims, none larger than a condition of it alone leaves it: n ≤ 32, as a table of as many
+    rows has it.
+    """
+    found = dict(infos)
+    for condition in conditions:
+        if not isinstance(condition, sympy.Le | sympy.Ge):
+            continue
+        dim, most = condition.lts, condition.gts
+        if dim.is_Symbol and most.is_Integer and (info := found.get(dim.name)) is not None:
+            high = int(most) if info.high is None else min(int(most), info.high)
+            found[dim.name] = replace(info, high=high)
+    return found
 
 
 def settled(value: Any, infos: Mapping[str, DimInfo], known: dict[Any, Dim] | None = None) -> Any:

@@ -12,7 +12,7 @@ from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
 from attngraph.ir.printer import excerpt
 from attngraph.ir.ranges import Ranges
-from attngraph.ir.settling import settled
+from attngraph.ir.settling import bounded, settled
 from attngraph.ir.types import TensorType
 
 
@@ -84,7 +84,7 @@ def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
         _fail(graph, node, f"{node.op} has {len(inferred)} outputs, not {len(node.outputs)}.")
     for value, type in zip(node.outputs, inferred, strict=True):
         if isinstance(type, TensorType) and isinstance(value.type, TensorType):
-            declared = settled(value.type.shape, graph.dims)
+            declared = settled(value.type.shape, bounded(graph.dims, graph.conditions))
             is_same = same_shape(type.shape, declared) or _agree(type.shape, declared, graph)
             if type.dtype != value.type.dtype or not is_same:
                 _fail(graph, node, f"%{value.name} is declared {value.type} but is {type}.")

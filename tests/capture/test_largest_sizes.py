@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 
 AXES = ({0: Dim("batch", min=1, max=8), 1: Dim("length", min=1, max=16)},)
 
@@ -70,3 +70,50 @@ def test_one_that_is_another_at_its_full_length_is_refused(
     said = r"can't be 1\.\.16: the model demands length (is at most 15|≠ 16) at .*test_largest"
     with pytest.raises(CaptureError, match=said):
         attngraph.optimize(Projected(cut).eval(), (torch.randn(2, 9, 8),), dynamic_shapes=AXES)
+
+
+class Masked(nn.Module):
+    """nanoGPT's table, of as many rows as a text may have."""
+
+    keep: Tensor
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.register_buffer("keep", torch.ones(rows, rows).tril()[None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x @ x.mT
+        keep = self.keep[:, : scores.shape[-2], : scores.shape[-1]]
+        return scores.masked_fill(keep == 0, -torch.inf).softmax(-1) @ x
+
+
+@pytest.mark.parametrize("rows", [20, 200])
+def test_no_text_is_longer_than_a_table_of_a_mask(rows: int) -> None:
+    """Fused, the file would make a mask of any length, where the model fails."""
+    module, shapes = Masked(rows), ({0: Dim("batch"), 1: Dim("length")},)
+    optimized = attngraph.optimize(module, (torch.randn(2, 7, 4),), dynamic_shapes=shapes)
+    assert optimized.ranges.dims["length"] == (1, rows)
+    (note,) = [note for note in optimized.report.notes if str(rows) in note]
+    assert note == f"Sizes have length ≤ {rows}: the model itself fails at larger ones."
+    longest = torch.randn(1, rows, 4)
+    torch.testing.assert_close(optimized(longest), module(longest))
+    with pytest.raises(UsageError, match=f"at most {rows}"):
+        optimized(torch.randn(1, rows + 1, 4))
+
+
+class Long(nn.Module):
+    """Other code from 33 tokens on, which is beyond eight times the sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.softmax(1) if x.shape[1] <= 32 else x.tanh()
+
+
+def test_what_follows_the_largest_size_of_a_trace_is_tried() -> None:
+    shapes = ({1: Dim("length")},)
+    optimized = attngraph.optimize(Long(), (torch.randn(2, 3, 4),), dynamic_shapes=shapes)
+    for length in (1, 32, 33, 90):
+        x = torch.randn(2, length, 4)
+        if optimized.ranges.broken({"length": length}):
+            assert length > 32
+            continue
+        torch.testing.assert_close(optimized(x), Long()(x))

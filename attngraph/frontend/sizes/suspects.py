@@ -30,7 +30,8 @@ class Suspect:
     On one side of `if padding > 0` a trace asks for sizes that `recur`, as remainders do, and often
     its code does what the other side does. A `start` is the least size of a dim in the trace, not
     above the sample's: if it is required, the dim begins there, or there is a `refusal` where a
-    least size was asked for by number.
+    least size was asked for by number. One that `is_end` says how large a dim is at most: the model
+    itself fails at each larger size that was tried, or none was.
     """
 
     condition: Condition
@@ -42,6 +43,7 @@ class Suspect:
     recur: bool = False
     start: int | None = None
     refusal: CaptureError | None = None
+    is_end: bool = False
 
 
 def unequal(condition: Condition) -> tuple[str, str] | None:
@@ -62,6 +64,11 @@ def is_end(condition: Condition) -> bool:
     return isinstance(condition, _ORDERS) and any(
         side.is_Symbol and other.is_Integer for side, other in (sides, sides[::-1])
     )
+
+
+def is_largest(condition: Condition) -> bool:
+    """Whether it is a dim's largest size."""
+    return isinstance(condition, _ORDERS) and condition.lts.is_Symbol and condition.gts.is_Integer
 
 
 def start_of(condition: Condition, sample: Mapping[sympy.Symbol, sympy.Integer]) -> int | None:
