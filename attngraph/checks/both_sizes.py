@@ -26,7 +26,14 @@ from attngraph.checks.traced import is_told_apart, is_traced, required_condition
 from attngraph.errors import CaptureError, IRError, UsageError
 from attngraph.export.precision import own_precision
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.interface.shapes import Request, combine, requested_dims
+from attngraph.frontend.interface.own_classes import shapes_by_attribute
+from attngraph.frontend.interface.shapes import (
+    Request,
+    combine,
+    named_dims,
+    nested_shapes,
+    requested_dims,
+)
 from attngraph.frontend.model import Model
 from attngraph.frontend.rewording.resampled import output_of, resized
 from attngraph.frontend.sizes.asked_ranges import NarrowedError, Parting
@@ -110,6 +117,8 @@ def _joined(model: Model, take: Take, parting: Parting) -> Captured:
     assert model.module is not None
     name, last, _, place = parting
     combined = combine(model.module, model.args, model.kwargs)
+    shapes = nested_shapes(combined, model.module, named_dims(model.dynamic_shapes))
+    model = replace(model, dynamic_shapes=shapes_by_attribute(combined, shapes))
     requests = requested_dims(combined, model.dynamic_shapes)
     own = [request for request in requests if request.root == name]
     if last >= _LARGEST or not own or any(request.name != name for request in own):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -79,6 +80,28 @@ def test_both_sides_are_computed(turn: Turn, dim: Any, length: int) -> None:
     for size in (1, 2, 7, LAST - 1, LAST, LAST + 1, 31, 64):
         x = torch.randn(2, size, 8)
         torch.testing.assert_close(optimized(x), module(x), atol=1e-5, rtol=1e-5)
+
+
+class Given(Chosen):
+    def forward(self, batch: Any) -> Tensor:
+        return super().forward(batch.x)
+
+
+@dataclass
+class Batch:
+    x: Tensor
+
+
+def test_dims_may_be_given_by_name_and_by_attribute() -> None:
+    torch.manual_seed(0)
+    for module, of in ((Chosen(_two_forms), lambda x: x), (Given(_two_forms), Batch)):
+        shapes: Any = {1: "length"} if of is not Batch else {"x": {1: "length"}}
+        module.eval()
+        optimized = attngraph.optimize(
+            module, (of(torch.randn(2, 12, 8)),), dynamic_shapes=(shapes,)
+        )
+        x = torch.randn(2, 40, 8)
+        torch.testing.assert_close(optimized(of(x)), module(of(x)), atol=1e-5, rtol=1e-5)
 
 
 def _of_another_length(module: Chosen, query: Tensor) -> Tensor:
