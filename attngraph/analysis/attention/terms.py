@@ -15,10 +15,10 @@ from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve
 from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.reach import may_hide
 from attngraph.analysis.values.scalars import is_binary
-from attngraph.analysis.walks import behind, stripped
+from attngraph.analysis.walks import FAR, behind
 from attngraph.ir import Value
 from attngraph.ir.ops import attribute, evaluate
-from attngraph.ir.traits import CAST, COMPLEMENT, LAYOUT, POINTWISE, TRUTH
+from attngraph.ir.traits import CAST, COMPLEMENT, POINTWISE, TRUTH
 
 
 def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None:
@@ -98,12 +98,15 @@ def binary_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:
 def decided_by(operand: Operand) -> list[Value]:
     """The bools that decide a mask, above the numbers that are made of them: else its own.
 
-    A part of a table is decided by the table, whose numbers are known: by itself it might have any.
+    Nothing decides a table or a part of one, whose numbers are known: a leaf might have any.
     """
     own, (binary, _) = predicate_of(operand, True)[0].value, binary_of(operand, True)
     found = behind([binary.value], lambda node: node.outputs[0].dtype != torch.bool)
-    bools, table = [value for value in found if value.dtype == torch.bool], stripped(own, LAYOUT)
-    return bools or [table if table.is_constant else own]
+    if bools := [value for value in found if value.dtype == torch.bool]:
+        return bools
+    made = [*behind([own], lambda _: True)]
+    is_table = len(made) < FAR and all(value.producer or value.is_constant for value in made)
+    return [] if is_table else [own]
 
 
 def _same(one: tuple[Operand, bool], other: tuple[Operand, bool]) -> bool:

@@ -84,7 +84,7 @@ def causal_tril_at_run_time(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where(keep, scores, torch.tensor(float("-inf"))).softmax(-1) @ v
 
 
-@formulation(*SQUARE)
+@formulation(*SQUARE, dynamic="b s")
 def causal_multiplicative(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """GPT-1: w · b − 1e4 · (1 − b)."""
     b = torch.tril(torch.ones(q.shape[2], q.shape[2]))
