@@ -28,6 +28,7 @@ from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, TensorType
 from attngraph.ir.dims import substitute, symbol, symbols_of
 from attngraph.ir.ranges import Ranges
+from attngraph.ir.traits import LARGEST, SORTED
 
 _TIMES, _SHORT = 16, 128  # the sizes that are tried for what a quotient does: as often, or up to
 _MOST_WORK = 1 << 36
@@ -88,6 +89,7 @@ class SampleInputs:
         self.integers = Integers()
         self._pristine = pristine
         self._bounds = bounds_of(pristine)
+        self._is_sorted = any(node.op in SORTED | LARGEST for node in pristine)
         self._derived = list(_derived(pristine, captured.dynamic.values()))
 
     @property
@@ -193,6 +195,7 @@ class SampleInputs:
             known,
             turned=self.integers.turned,
             ended=self.integers.ended,
+            untied=self._is_sorted,
         )
         if self.integers.lowered:
             sample = self.sizes_of(self.captured.args)

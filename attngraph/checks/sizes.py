@@ -16,6 +16,7 @@ _BATCH = ("b", "bs", "n")
 Allowed = Callable[[Mapping[str, int]], bool]
 """Whether the sizes of all dims may occur together."""
 _TRIED = 6
+_APART = 1 << 12
 
 
 def choose_sizes(
@@ -144,6 +145,7 @@ def resized_inputs(
     *,
     turned: bool = True,
     ended: bool = False,
+    untied: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """The inputs with other sizes along their dynamic axes; values are the sample's own.
 
@@ -153,7 +155,9 @@ def resized_inputs(
     first and last key as they were; a row of the sample that sees a key still sees one. Integers
     that stand for a length of another input are not recognised. Those of a table, each column with
     categories of its own, stay in their columns unless they are `turned`. Where they are `ended`,
-    each row of integers keeps its end, as text does that a model reads up to a token there.
+    each row of integers keeps its end, as text does that a model reads up to a token there. Where
+    they are `untied`, each repeat of floats is a little less than the one before it, for a model
+    that sorts them: the order of equal ones isn't defined.
 
     Raises UsageError for an axis that isn't there, a dim without a size, and a dim of two sizes in
     the sample.
@@ -180,7 +184,12 @@ def resized_inputs(
             rotate = rotate and (turned or not counted)
             keeps_end = ended and counted and axis > 0
             resized[index] = _repeat(
-                resized[index], axis, sizes[name], rotate=rotate, ended=keeps_end
+                resized[index],
+                axis,
+                sizes[name],
+                rotate=rotate,
+                ended=keeps_end,
+                untied=untied,
             )
     return tuple(resized)
 
@@ -223,7 +232,7 @@ def is_mask(tensor: torch.Tensor) -> bool:
 
 
 def _repeat(
-    tensor: torch.Tensor, axis: int, size: int, *, rotate: bool, ended: bool
+    tensor: torch.Tensor, axis: int, size: int, *, rotate: bool, ended: bool, untied: bool
 ) -> torch.Tensor:
     old = tensor.shape[axis]
     if old == size:
@@ -242,6 +251,8 @@ def _repeat(
     rotate = rotate and around != axis and not box
     turns = range(-(-size // old))
     copies = [tensor.roll(turn, around) if rotate else tensor for turn in turns]
+    if untied and tensor.is_floating_point() and not bool((tensor == tensor.round()).all()):
+        copies = [copy * (1 - turn / _APART) for turn, copy in enumerate(copies)]
     begin = len(copies) * old - size if ended else 0
     return torch.cat(copies, axis).narrow(axis, begin, size).contiguous()
 

@@ -80,3 +80,24 @@ def test_any_number_of_packed_sequences(kind: type[Attends], first: list[int]) -
         given = inputs(lengths)
         with torch.no_grad():
             torch.testing.assert_close(optimized(*given), module(*given))
+
+
+class InOrder(Attends):
+    """Rows attend to those before them in time, in whatever order they come."""
+
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        order = times.argsort(-1)[..., None].expand_as(x)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        attended = self.attend(x.gather(1, order), later)
+        return torch.zeros_like(attended).scatter(1, order, attended)
+
+
+def test_rows_in_the_order_of_their_times() -> None:
+    module = InOrder().eval()
+    dims = ({0: Dim("batch"), 1: Dim("rows", max=256)},) * 2
+    sample = torch.randn(2, 7, 16), torch.rand(2, 7)
+    optimized = attngraph.optimize(module, sample, dynamic_shapes=dims)
+    for batch, rows in ((1, 1), (3, 100)):
+        given = torch.randn(batch, rows, 16), torch.rand(batch, rows)
+        with torch.no_grad():
+            torch.testing.assert_close(optimized(*given), module(*given))

@@ -170,3 +170,13 @@ def test_lengths_sum_up_to_a_size(lengths: list[int], size: int) -> None:
     assert summed.shape == (len(lengths),)
     assert bool((summed >= 0).all())
     assert int(summed.sum()) == (size if sum(lengths) else 0)
+
+
+def test_repeats_of_what_is_sorted_have_no_ties() -> None:
+    times = torch.rand(1, 5, generator=torch.Generator().manual_seed(0))
+    for untied in (False, True):
+        (resized,) = resized_inputs((times,), {(0, 1): "n"}, {"n": 40}, untied=untied)
+        assert len(resized.unique()) == (40 if untied else 5)
+        torch.testing.assert_close(resized, times.repeat(1, 8), rtol=2e-3, atol=0.0)
+    (whole,) = resized_inputs((times.round(),), {(0, 1): "n"}, {"n": 40}, untied=True)
+    assert bool((whole == whole.round()).all())
