@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attngraph.ir.dims import Dim, same_shape
 from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.loc import UNKNOWN, Loc
@@ -48,6 +49,15 @@ class Builder:
     def __call__(self, op: str, /, *inputs: Value | None, **attrs: Any) -> Value:
         """As `node`, returning the only output."""
         return self.node(op, *inputs, **attrs).output
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """The value in that dtype; itself where it has it."""
+        return value if value.dtype == dtype else self("aten._to_copy", value, dtype=dtype)
+
+    def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """The value in another shape; itself where that is its own."""
+        is_own = same_shape(value.shape, shape)
+        return value if is_own else self("aten.reshape", value, shape=list(shape))
 
     def again(self, node: Node, old: Value | None, new: Value | None) -> Value:
         """A node's op on its own inputs, but for one of them."""

@@ -36,7 +36,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.settling import settled
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import GraphPass
-from attngraph.passes.rewriting.materialize import materialize, reshaped
+from attngraph.passes.rewriting.materialize import materialize
 from attngraph.passes.rewriting.trials import LOGITS
 
 _BLOCKED = "The scores of a window, and the sums of its values, are products of whole blocks."
@@ -183,7 +183,7 @@ class _Written:
             result = self._cleared(result, predicate)
         target = tuple(of_result[axis] for axis in found.order)
         laid_out = materialize(build, result, target)
-        return softmax, reshaped(build, laid_out, found.root.output.shape)
+        return softmax, build.reshape(laid_out, found.root.output.shape)
 
     def _rows_of(self, context: Operand, features: tuple[Atom, ...]) -> Operand:
         """The rows of all blocks one after the other, without those that fill up the last."""
@@ -249,7 +249,7 @@ class _Written:
             return Operand(value, tuple(tuple(chain.from_iterable(dim)) for dim in found))
         own = [1 if digit.axis is None else size_of(axes[digit.axis]) for digit in digits]
         sizes = [size if d.size is None else d.size for d, size in zip(digits, own, strict=True)]
-        value = reshaped(build, value, sizes)
+        value = build.reshape(value, sizes)
         for dim, (digit, size) in reversed([*enumerate(zip(digits, own, strict=True))]):
             if digit.axis is None:
                 value = build("aten.select.int", value, dim=dim, index=digit.start)
@@ -270,7 +270,7 @@ class _Written:
         behind = as_dim(self.more + block.after * block.size)
         value = self._padded(value, at, block.before * block.size, behind)
         blocks = [*value.shape[:at], as_dim(self.count + more), block.size, *value.shape[at + 1 :]]
-        value = reshaped(build, value, blocks)
+        value = build.reshape(value, blocks)
         parts = [
             build("aten.slice.Tensor", value, dim=at, start=first, end=first - more or _END)
             for first in range(more + 1)

@@ -44,7 +44,7 @@ from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
 from attngraph.passes.rewriting.manager import GraphPass
-from attngraph.passes.rewriting.materialize import cast_to, materialize, scaled_by
+from attngraph.passes.rewriting.materialize import materialize, scaled_by
 from attngraph.passes.rewriting.outcomes import Different, NotEvaluated
 
 _NOT_ATTENTION = frozenset(["pooling", "distribution", "linear-attention", "graph-attention"])
@@ -275,16 +275,16 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
     roles, (query, key, value) = site.roles, plan.operands
     dtype = max((s.operand.value.dtype for s in plan.operands), key=lambda d: torch.finfo(d).bits)
     dtype = dtype_for(site.steps, dtype)
-    q = cast_to(build, materialize(build, query.operand, roles.query), dtype)
+    q = build.cast(materialize(build, query.operand, roles.query), dtype)
     for factor in site.factors:
         if factor not in plan.on_keys:
             q = scaled_by(build, q, factor, roles.query)
     if plan.scale < 0:
         q = build("aten.neg", q)
-    k = cast_to(build, materialize(build, key.operand, roles.key), dtype)
+    k = build.cast(materialize(build, key.operand, roles.key), dtype)
     for factor in plan.on_keys:
         k = scaled_by(build, k, factor, roles.key)
-    v = cast_to(build, materialize(build, value.operand, roles.value), dtype)
+    v = build.cast(materialize(build, value.operand, roles.value), dtype)
     for gain in plan.inner:
         v = scaled_by(build, v, gain, roles.value)
     masking = written(
@@ -296,7 +296,7 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
         heads = set(resolve((*roles.kv_heads, *roles.groups)))
         is_per_head = set(site.sinks.atoms) <= heads
         place = (site.sinks, (roles.scores[1],)) if is_per_head else plan.sinks
-        sinks = cast_to(build, materialize(build, *place), q.dtype)
+        sinks = build.cast(materialize(build, *place), q.dtype)
     return build.node(
         "attn.attention",
         q,
@@ -327,11 +327,11 @@ def _replacements(build: Builder, site: Site, plan: _Plan, node: Node) -> list[t
     if site.gain != 1.0:
         packed = build("aten.mul.Scalar", packed, other=site.gain)
     context = materialize(build, Operand(packed, site.roles.context), site.output)
-    pairs = [(site.root.output, cast_to(build, context, site.root.output.dtype))]
+    pairs = [(site.root.output, build.cast(context, site.root.output.dtype))]
     if site.weights is not None:
         scores = Operand(node.outputs[1], site.roles.scores)
         weights = materialize(build, scores, site.weights.axes)
-        pairs.append((site.weights.value, cast_to(build, weights, site.weights.value.dtype)))
+        pairs.append((site.weights.value, build.cast(weights, site.weights.value.dtype)))
     return pairs
 
 

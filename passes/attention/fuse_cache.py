@@ -25,7 +25,7 @@ from attngraph.analysis.masks.masking import masking_of
 from attngraph.analysis.masks.terms import magnitude
 from attngraph.ir import Builder, Graph, Node, Remark, Value, remark_on
 from attngraph.ir.dead import erase_dead
-from attngraph.ir.dims import as_dim, same_shape
+from attngraph.ir.dims import as_dim
 from attngraph.ir.loc import fuse_locs
 from attngraph.ir.ops import attribute, input_of, inputs_of
 from attngraph.ir.slices import depends_on
@@ -97,9 +97,7 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     pairs = list(zip(site.outputs, results, strict=True))
     for joined, present in ((key, keys), (value, values)):
         whole = joined.cat.output
-        same = same_shape(present.shape, whole.shape)
-        shaped = present if same else build("aten.reshape", present, shape=list(whole.shape))
-        pairs.append((whole, shaped))
+        pairs.append((whole, build.reshape(present, whole.shape)))
     infinite = [bias] if bias is not None and math.isinf(magnitude(bias)) else []
     if not checked.replace(pairs, leaves=leaves, biases=infinite):
         return None

@@ -14,7 +14,7 @@ from attngraph.analysis.recurrence.uniform import switch_in
 from attngraph.analysis.recurrence.units import Unit, units_of, unlike
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
-from attngraph.ir.dims import as_dim, same_shape
+from attngraph.ir.dims import as_dim
 from attngraph.ir.loc import fuse_locs
 from attngraph.passes.attention.early_permutes import permuted
 from attngraph.passes.attention.late_normalisers import late_normalisers
@@ -146,10 +146,6 @@ class _Written:
             scale=found.scale,
         )
 
-    def _shaped(self, value: Value, shape: list[Dim]) -> Value:
-        is_so = same_shape(value.shape, shape)
-        return value if is_so else self.build("aten.reshape", value, shape=shape)
-
     @property
     def _rows(self) -> list[Dim]:
         key = self.found.key
@@ -164,10 +160,10 @@ class _Written:
         own, width = operand.heads(), operand.features()
         if own != heads:
             assert isinstance(own, int)
-            value = self._shaped(value, [*rows, own, 1, width])
+            value = self.build.reshape(value, [*rows, own, 1, width])
             value = self.build("aten.expand", value, size=[*rows, own, heads // own, width])
         shape = [*rows, as_dim(heads * width)]
-        return self._shaped(value, shape)
+        return self.build.reshape(value, shape)
 
     def _ones(self) -> Value:
         size = [*self._rows, self.heads]
@@ -192,17 +188,17 @@ class _Written:
             order = [*range(len(value.shape) - 2), len(value.shape) - 1, len(value.shape) - 2]
             value = permuted(self.build, value, order)
         shape = [self._rows[0], self.heads, *value.shape[-2:]]
-        return self._shaped(value, shape)
+        return self.build.reshape(value, shape)
 
     def state(self, made: Value, like: State) -> Value:
         """The state after the last token as the graph has it."""
         value = permuted(self.build, made, [0, 1, 3, 2]) if like.turned else made
-        return self._shaped(value, list(like.value.shape))
+        return self.build.reshape(value, list(like.value.shape))
 
     def unpacked(self, made: Value) -> Value:
         """The result with the axes that the graph has."""
         order, shape = self.found.output.order, self.found.output.value.shape
         kept = [at for at in order if at is not None]
-        value = self._shaped(made, [shape[at] for at in kept])
+        value = self.build.reshape(made, [shape[at] for at in kept])
         value = permuted(self.build, value, [kept.index(at) for at in sorted(kept)])
-        return self._shaped(value, list(shape))
+        return self.build.reshape(value, list(shape))

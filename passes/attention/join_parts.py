@@ -41,7 +41,7 @@ from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import ADDITIVE, ADDMM, MATMUL, SHIFT, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import GraphPass
-from attngraph.passes.rewriting.materialize import cast_to, materialize, scaled_by
+from attngraph.passes.rewriting.materialize import materialize, scaled_by
 from attngraph.passes.rewriting.trials import ATTENTION, LOGITS
 
 _ONLINE = "The blocks of keys are normalised once, and not rescaled by a running maximum."
@@ -103,7 +103,7 @@ def _raise_online(
         if block.value is not None
     ]
     split = SplitWeights(node, softmax.output, len(order), (*index, ()), tuple(values), output)
-    context = cast_to(build, _context(build, split), node.output.dtype)
+    context = build.cast(_context(build, split), node.output.dtype)
     joined = read_joined_scores(cat)
     pairs = _joined(graph, build, softmax, joined) if isinstance(joined, JoinedScores) else None
     if pairs is None or not isinstance(joined, JoinedScores):
@@ -173,7 +173,7 @@ def _scores(build: Builder, joined: JoinedScores) -> Value:
     query = materialize(build, joined.query, (*index, tuple(own), features), broadcast=False)
     turned = materialize(build, key, (*index, features, keys))
     axes = (*index, tuple(own), keys)
-    product = Operand(build("aten.matmul", cast_to(build, query, dtype), turned), axes)
+    product = Operand(build("aten.matmul", build.cast(query, dtype), turned), axes)
     target = (*joined.axes[: joined.dim], keys, *joined.axes[joined.dim + 1 :])
     scores = materialize(build, product, target)
     if scale != 1.0:
@@ -206,7 +206,7 @@ def _context(build: Builder, split: SplitWeights) -> Value:
     axes = (*split.axes[: split.dim], keys, *split.axes[split.dim + 1 :])
     weights = materialize(build, Operand(split.weights, axes), (*index, rows, keys))
     values = materialize(build, value, (*index, keys, features))
-    product = build("aten.matmul", cast_to(build, weights, split.node.output.dtype), values)
+    product = build("aten.matmul", build.cast(weights, split.node.output.dtype), values)
     return materialize(build, Operand(product, (*index, rows, features)), split.output)
 
 
@@ -235,7 +235,7 @@ def _concatenated(
     made = []
     for part in parts:
         target = (*((a,) for a in rest[:place]), part.keys, *((a,) for a in rest[place:]))
-        value = cast_to(build, materialize(build, part.operand, target), dtype)
+        value = build.cast(materialize(build, part.operand, target), dtype)
         if scale is not None and part.scale != scale:
             value = build("aten.mul.Scalar", value, other=part.scale / scale)
         for factor in part.factors:
@@ -267,7 +267,7 @@ def _stepped(build: Builder, scores: Value, joined: JoinedScores, terms: Terms) 
             continue
         value = materialize(build, term.operand, tuple(axes))
         if isinstance(term, Bias):
-            value = cast_to(build, value, scores.dtype)
+            value = build.cast(value, scores.dtype)
             if term.factor != 1.0:
                 value = build("aten.mul.Scalar", value, other=term.factor)
         elif not term.keep:

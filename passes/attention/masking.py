@@ -104,9 +104,7 @@ class _Writer:
         return materialize(self.build, *found)
 
     def _add(self, step: Bias) -> None:
-        term = self._placed(step.operand)
-        if term.dtype != self.dtype:
-            term = self.build("aten._to_copy", term, dtype=self.dtype)
+        term = self.build.cast(self._placed(step.operand), self.dtype)
         if step.factor != 1.0:
             term = self.build("aten.mul.Scalar", term, other=step.factor)
         self._sum(term)
@@ -118,9 +116,7 @@ class _Writer:
         self.bias = self.build("aten.add.Tensor", self.bias, term) if both else term
 
     def _kept(self, step: Mask) -> Value:
-        kept = self._placed(step.operand)
-        if kept.dtype != torch.bool:
-            kept = self.build("aten._to_copy", kept, dtype=torch.bool)
+        kept = self.build.cast(self._placed(step.operand), torch.bool)
         return kept if step.keep else self.build("aten.logical_not", kept)
 
     def _fill(self, kept: Value, fill: float) -> None:

@@ -145,8 +145,7 @@ def _softmax(
         return None
     x = exponent.x if settled is x else settled
     if predicate is not None:
-        if predicate.dtype != torch.bool:
-            predicate = build("aten._to_copy", predicate, dtype=torch.bool)
+        predicate = build.cast(predicate, torch.bool)
         low = build.constant(torch.tensor(-torch.inf, dtype=x.dtype), "masked")
         x = build("aten.where.self", predicate, *((x, low) if keep else (low, x)))
     if len(dims) == 1:

@@ -51,9 +51,7 @@ def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
         # after all that the values and the sink are made of
         build.at(node, fuse_locs([anchor, test, node], anchor))
         column = _column(build, sink, [*x.shape[:dim], 1, *x.shape[dim + 1 :]], dim)
-        raised = build("attn.sink_softmax", x, column, dim=dim)
-        if raised.dtype != anchor.output.dtype:
-            raised = build("aten._to_copy", raised, dtype=anchor.output.dtype)
+        raised = build.cast(build("attn.sink_softmax", x, column, dim=dim), anchor.output.dtype)
         before = anchor.output
         for link in chain:
             before, raised = link.output, build.again(link, before, raised)

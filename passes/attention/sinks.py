@@ -60,13 +60,7 @@ def raise_sink_column(build: Builder, checked: Checked, softmax: Node) -> None:
     elif sink.data is not None:
         sink = build.constant(_narrowed(sink.data.detach()), "sink")
     result = build("attn.sink_softmax", x, sink, dim=dim)
-    pairs = []
-    for cut in kept:
-        assert cut is not None
-        same_type = cut.dtype == result.dtype
-        cast = result if same_type else build("aten._to_copy", result, dtype=cut.dtype)
-        pairs.append((cut, cast))
-    checked.replace(pairs)
+    checked.replace([(cut, build.cast(result, cut.dtype)) for cut in kept if cut is not None])
 
 
 def _narrowed(data: torch.Tensor) -> torch.Tensor:

@@ -132,7 +132,7 @@ class _Parts:
         shape, dtype = node.output.shape, node.output.dtype.to_real()
         if len(part.shape) != len(shape) or not all(map(same, part.shape, shape)):
             part = self.build("aten.expand", part, size=list(shape))
-        return self._real(part, dtype)
+        return self.build.cast(part, dtype)
 
     def _product(self, node: Node) -> Pair:
         left, right = node.operands
@@ -257,12 +257,9 @@ class _Parts:
         cast = source.producer
         bare = cast.inputs[0] if cast is not None and cast.op == "aten._to_copy" else None
         if bare is not None and not is_complex(bare):
-            return transform.apply(build, (self._real(bare, source.dtype.to_real()), None))
+            return transform.apply(build, (self.build.cast(bare, source.dtype.to_real()), None))
         parts = self.of(source) if is_complex(source) else (source, None)
         return transform.apply(build.at(node, node.loc), parts)
-
-    def _real(self, value: Value, dtype: torch.dtype) -> Value:
-        return value if value.dtype == dtype else self.build("aten._to_copy", value, dtype=dtype)
 
     def real_result(self, node: Node, pair: Pair) -> Value:
         """What a node of `TO_REALS`, or a transform to reals, computes of its operand's parts."""

@@ -26,7 +26,7 @@ from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.quantized import BLOCK
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, TensorType, Value, remark_on
 from attngraph.ir.dead import eliminate_dead_code
-from attngraph.ir.dims import divide, product, same_shape, substitute, symbols_of
+from attngraph.ir.dims import divide, product, substitute, symbols_of
 from attngraph.ir.slices import depends_on
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import GraphPass
@@ -337,9 +337,7 @@ def _rows(build: Builder, value: Value, width: Dim) -> Value:
 
 def _shaped(build: Builder, value: Value, shape: Sequence[Dim | None]) -> Value:
     known = [dim for dim in shape if dim is not None]
-    if same_shape(value.shape, known):
-        return value
-    return build("aten.reshape", value, shape=known)
+    return build.reshape(value, known)
 
 
 def _by_number(experts: Sequence[Expert]) -> list[Expert]:

@@ -17,7 +17,7 @@ from attngraph.ir.slices import backward_slice
 from attngraph.passes.fusion.narrow import Narrow
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import GraphPass
-from attngraph.passes.rewriting.materialize import cast_to, materialize
+from attngraph.passes.rewriting.materialize import materialize
 
 
 class FuseRotary(GraphPass, name="fuse-rotary", exact=False):
@@ -78,7 +78,7 @@ def _fuse(graph: Graph, build: Builder, checked: Checked, node: Node, rotation: 
     sin = _table(build, narrow, rotation.sin, table_axes, node.output.dtype)
     if cos is None or sin is None:
         return False
-    x = cast_to(build, materialize(build, stage.operand, target), node.output.dtype)
+    x = build.cast(materialize(build, stage.operand, target), node.output.dtype)
     turned = build("attn.rotary", x, cos, sin, heads=count, interleaved=interleaved)
     result = materialize(build, Operand(turned, target), rotation.output.axes)
     if not checked.replace([(node.output, result)], reassociates=_reassociates(rotation)):
@@ -155,6 +155,6 @@ def _table(
         result = build("aten.neg", result)
     elif table.factor != 1.0:
         result = build("aten.mul.Scalar", result, other=table.factor)
-    result = cast_to(build, result, dtype)
+    result = build.cast(result, dtype)
     present = tuple(dim if size != 1 else () for dim, size in zip(axes, result.shape, strict=True))
     return materialize(build, Operand(result, present), axes)

@@ -113,6 +113,4 @@ def _product(build: Builder, node: Node, v: Value, x: Value, axis: int) -> Value
     else:
         row = build("aten.reshape", v, shape=[*batch, 1, x.shape[-2]])
         made = build("aten.matmul", row, x)
-    if same_shape(made.shape, node.output.shape):
-        return made
-    return build("aten.reshape", made, shape=list(node.output.shape))
+    return build.reshape(made, node.output.shape)

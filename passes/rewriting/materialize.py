@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from attngraph.analysis.attention.logits import Factor
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, size_of
 from attngraph.analysis.layout.cost import _Plan
@@ -54,13 +52,6 @@ def _blocks(dims: Axes, other: Sequence[Atom]) -> list[list[Atom]]:
     return blocks
 
 
-def reshaped(build: Builder, value: Value, shape: Sequence[Dim]) -> Value:
-    """The value in another shape, if it has another one."""
-    if same_shape(value.shape, shape):
-        return value
-    return build("aten.reshape", value, shape=list(shape))
-
-
 def materialize(build: Builder, operand: Operand, target: Axes, *, broadcast: bool = True) -> Value:
     """The operand's elements as a tensor indexed by `target`.
 
@@ -78,24 +69,20 @@ def materialize(build: Builder, operand: Operand, target: Axes, *, broadcast: bo
         raise ValueError(f"{value!r} has axes that the target lacks.")
     if plan.moves:
         blocks = _blocks(operand.dims, plan.present)
-        value = reshaped(build, value, [size_of(block) for block in blocks])
+        value = build.reshape(value, [size_of(block) for block in blocks])
         heads = {block[0]: index for index, block in enumerate(blocks)}
         order = [heads[atom] for atom in plan.present if atom in heads]
         value = build("aten.permute", value, dims=order)
     if plan.missing:
         lacking = set(plan.missing)
         ones: list[Dim] = [1 if atom in lacking else atom.size for atom in plan.wanted]
-        value = reshaped(build, value, ones)
+        value = build.reshape(value, ones)
         wanted = [atom.size for atom in plan.wanted]
         if not same_shape(
             value.shape, wanted
         ):  # what is lacking may have size 1, as a single token
             value = build("aten.expand", value, size=wanted)
-    return reshaped(build, value, plan.shape)
-
-
-def cast_to(build: Builder, value: Value, dtype: torch.dtype) -> Value:
-    return value if value.dtype == dtype else build("aten._to_copy", value, dtype=dtype)
+    return build.reshape(value, plan.shape)
 
 
 def scaled_by(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value:
@@ -105,4 +92,4 @@ def scaled_by(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value
         return build(op, value, other=factor.number)
     spread = materialize(build, factor.operand, axes, broadcast=False)
     op = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
-    return build(op, value, cast_to(build, spread, value.dtype))
+    return build(op, value, build.cast(spread, value.dtype))

@@ -368,9 +368,7 @@ def _lowered(build: Builder, tree: Tree) -> Value:
             is_low = build("aten.le.Scalar", value, other=min(yes, no) / 2)
             return build("aten.where.self", is_low, low, value)
         case Filled(_, source, _, predicate, keep, fill):
-            inner = _lowered(build, source)
-            if predicate.dtype != torch.bool:
-                predicate = build("aten._to_copy", predicate, dtype=torch.bool)
+            inner, predicate = _lowered(build, source), build.cast(predicate, torch.bool)
             if fill > WEAKEST_FILL:
                 low = build.constant(torch.tensor(fill, dtype=value.dtype), "fill")
             return build("aten.where.self", predicate, *((inner, low) if keep else (low, inner)))
