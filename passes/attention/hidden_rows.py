@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from attngraph.analysis.masks.fills import Fills
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.analysis.masks.row_policy import SOFTMAX, Formula
-from attngraph.ir import Builder, Graph, Node, Remark, Value, remark_on
+from attngraph.ir import Builder, Node, Remark, Value, remark_on
+from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import findings_of
 
 
@@ -18,7 +19,7 @@ class Settler:
     With `assume`, each row has a key. `has_key`: those of the last are proved to have one.
     """
 
-    graph: Graph
+    checked: Checked
     build: Builder
     assume: bool = False
     remarks: list[Remark] = field(default_factory=list)
@@ -30,6 +31,11 @@ class Settler:
         or as is proved of the last softmax.
         """
         return not (self.assume or self.has_key)
+
+    def replace(self, node: Node, value: Value, what: str) -> bool:
+        """As `Checked.replace`, for what is made of the softmax that was settled last."""
+        pair = node.output, value
+        return self.checked.replace([pair], proved=True, hidden_rows=self.checks, reassociates=what)
 
     def settle(
         self,
@@ -49,14 +55,14 @@ class Settler:
         self.has_key = False
         if formula == SOFTMAX and kept is None:
             return x
-        fills = Fills(x, dims, self.graph.dims)
+        fills = Fills(x, dims, self.checked.graph.dims)
         found = fills.settle(self.build, formula, kept, keep, assume=self.assume)
         if found is None:
             self.remarks.append(_stays(node))
             return None
         if found.assumed and fills.has_unknown:
             self.remarks.append(_assumed(node))
-            findings_of(self.graph).assumed.append(NO_MASKED_ROWS)
+            findings_of(self.checked.graph).assumed.append(NO_MASKED_ROWS)
         self.has_key = found.proved
         return found.logits
 

@@ -68,27 +68,27 @@ class RaiseSoftmax(GraphPass, name="raise-softmax", exact=False):
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)
         checked = Checked(graph, self.name, kinds=LOGITS, exact_only=self.exact_only)
-        settler = Settler(graph, build, assume=self.no_masked_rows)
+        settler = Settler(checked, build, assume=self.no_masked_rows)
         for node in list(graph):
             if node.graph is None:
                 continue
             if node.op in EXPONENTIAL and node.op != EXP:
                 node = _natural(build, checked, node)
             if node.op == EXP:
-                _raise_log(build, checked, settler, node)
-            elif _raise_sink(build, checked, settler, node):
+                _raise_log(settler, node)
+            elif _raise_sink(settler, node):
                 continue
             elif (pair := _quotient(node)) is not None:
-                _raise_quotient(build, checked, settler, node, *pair)
+                _raise_quotient(settler, node, *pair)
         for node in list(graph):  # those that were just raised too
             if node.graph is not None and node.op in PLAIN_SOFTMAX:
                 raise_sink_column(build, checked, node)
         return [*settler.remarks, *checked.remarks]
 
 
-def _raise_sink(build: Builder, checked: Checked, settler: Settler, node: Node) -> bool:
-    is_raised = raise_plus_one(build, checked, settler, node, _SHIFTED)
-    return is_raised or raise_sink_gate(build, checked, node)
+def _raise_sink(settler: Settler, node: Node) -> bool:
+    is_raised = raise_plus_one(settler, node, _SHIFTED)
+    return is_raised or raise_sink_gate(settler.build, settler.checked, node)
 
 
 def _natural(build: Builder, checked: Checked, node: Node) -> Node:
@@ -124,24 +124,24 @@ def _quotient(node: Node) -> tuple[Operand, Operand] | None:
     return None
 
 
-def _softmax(
-    build: Builder, settler: Settler, node: Node, terms: Value, dims: tuple[int, ...], total: str
-) -> Value | None:
-    """The softmax that is equal to `terms` over their sum in every row."""
-    exponent = read_exponent(terms, dims)
+def _softmax(settler: Settler, node: Node, total: Total) -> Value | None:
+    """The softmax that is equal to the terms of a sum over it in every row."""
+    build, dims = settler.build, total.dims
+    exponent = read_exponent(total.terms, dims)
     if exponent is None or dims != tuple(range(dims[0], dims[-1] + 1)):
         return None
     x, shift = unshifted(exponent.x, dims)
-    formula = Formula(shift, total, normalised=exponent.is_normalised)
+    formula = Formula(shift, total.how, normalised=exponent.is_normalised)
     predicate, keep = exponent.predicate, exponent.keep
-    latest = settler.graph.created
+    graph = settler.checked.graph
+    latest = graph.created
     if exponent.triangle is not None:
         ones = build("aten.full", size=list(x.shape[-2:]), fill_value=True, dtype=torch.bool)
         predicate = build(exponent.triangle.op, ones, **exponent.triangle.attrs)
     settled = settler.settle(node, x, dims, formula, predicate, keep)
     if settled is None:
-        for made in [one for one in reversed(settler.graph) if one.number > latest]:
-            settler.graph.erase(made)
+        for made in [one for one in reversed(graph) if one.number > latest]:
+            graph.erase(made)
         return None
     x = exponent.x if settled is x else settled
     if predicate is not None:
@@ -156,7 +156,7 @@ def _softmax(
     return build("aten.reshape", build("aten.softmax.int", flat, dim=dims[0]), shape=shape)
 
 
-def _raise_log(build: Builder, checked: Checked, settler: Settler, node: Node) -> None:
+def _raise_log(settler: Settler, node: Node) -> None:
     """exp(x − logsumexp(x)) and exp(log_softmax(x))."""
     source = node.inputs[0]
     inner = source.producer if source is not None else None
@@ -174,16 +174,12 @@ def _raise_log(build: Builder, checked: Checked, settler: Settler, node: Node) -
     else:
         return
     what = _SHIFTED * formula.may_overflow
-    if x is None or x.dtype != node.output.dtype or not checked.allows(what):
+    if x is None or x.dtype != node.output.dtype or not settler.checked.allows(what):
         return
-    build.at(node, fuse_locs([node, inner], node))
+    build = settler.build.at(node, fuse_locs([node, inner], node))
     settled = settler.settle(node, x, (dim % len(x.shape),), formula)
-    if settled is None:
-        return
-    softmax = build("aten.softmax.int", settled, dim=dim)
-    checked.replace(
-        [(node.output, softmax)], proved=True, hidden_rows=settler.checks, reassociates=what
-    )
+    if settled is not None:
+        settler.replace(node, build("aten.softmax.int", settled, dim=dim), what)
 
 
 def _log_normaliser(x: Value, total: Value, difference: Node) -> tuple[int, Formula] | None:
@@ -212,14 +208,7 @@ def _log_normaliser(x: Value, total: Value, difference: Node) -> tuple[int, Form
     return (dims[0], formula) if len(dims) == 1 and same_rows(rows, axes, dims) else None
 
 
-def _raise_quotient(
-    build: Builder,
-    checked: Checked,
-    settler: Settler,
-    node: Node,
-    numerator: Operand,
-    denominator: Operand,
-) -> None:
+def _raise_quotient(settler: Settler, node: Node, numerator: Operand, denominator: Operand) -> None:
     """Reassociates a normalisation that is late, a second one, and exponentials without a shift."""
     total = read_total(denominator)
     exponent = None if total is None else read_exponent(total.terms, total.dims)
@@ -228,20 +217,17 @@ def _raise_quotient(
     may_overflow = not exponent.is_normalised and not unshifted(exponent.x, total.dims)[1]
     second = "The weights are normalised once, under the mask, and not again."
     what = second if exponent.is_normalised else _SHIFTED * may_overflow
-    if not checked.allows(what):
+    if not settler.checked.allows(what):
         return
     if numerator.value is total.terms:
         if not same_rows(numerator.axes, total.axes, total.dims):
             return
-        build.at(node, fuse_locs([node], node))
-        softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
-        if softmax is None or softmax.dtype != node.output.dtype:
-            return
-        checked.replace(
-            [(node.output, softmax)], proved=True, hidden_rows=settler.checks, reassociates=what
-        )
-    elif len(total.dims) == 1 and checked.allows(_EARLY):
-        _raise_late(build, checked, settler, node, numerator, total)
+        settler.build.at(node, fuse_locs([node], node))
+        softmax = _softmax(settler, node, total)
+        if softmax is not None and softmax.dtype == node.output.dtype:
+            settler.replace(node, softmax, what)
+    elif len(total.dims) == 1 and settler.checked.allows(_EARLY):
+        _raise_late(settler, node, numerator, total)
 
 
 def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
@@ -256,16 +242,9 @@ def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
     return operand, passed
 
 
-def _raise_late(
-    build: Builder,
-    checked: Checked,
-    settler: Settler,
-    node: Node,
-    numerator: Operand,
-    total: Total,
-) -> bool:
+def _raise_late(settler: Settler, node: Node, numerator: Operand, total: Total) -> bool:
     """(exp(x) · V) / Σ exp(x): the same product, of the softmax."""
-    operand, above = numerator, numerator
+    build, operand, above = settler.build, numerator, numerator
     outer: list[Node] = []
     while above is not None and (producer := above.value.producer) is not None:
         operand = above
@@ -298,7 +277,7 @@ def _raise_late(
             if factors is None or side.value not in factors.inputs:
                 continue
         build.at(root, fuse_locs([node, root], root))
-        softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
+        softmax = _softmax(settler, node, total)
         if softmax is None or softmax.dtype != total.terms.dtype:
             return False
         given = _replay(build, passed, total.terms, softmax)
@@ -307,9 +286,7 @@ def _raise_late(
         for layout in reversed(outer):
             build.at(node)
             result = build.again(layout, layout.inputs[0], result)
-        return checked.replace(
-            [(node.output, result)], proved=True, hidden_rows=settler.checks, reassociates=_EARLY
-        )
+        return settler.replace(node, result, _EARLY)
     return False
 
 

@@ -112,9 +112,7 @@ def _kept(node: Node, dim: int, size: object, drops_first: bool) -> Value | None
     return cut if is_cut and same(cut.shape[dim], size) else None
 
 
-def raise_plus_one(
-    build: Builder, checked: Checked, settler: Settler, node: Node, shifted_by: str
-) -> bool:
+def raise_plus_one(settler: Settler, node: Node, shifted_by: str) -> bool:
     """Whether `node` was exp(x) / (1 + Σ exp(x)), or exp(y − m) / (exp(−m) + Σ exp(y − m)).
 
     The first's exponentials may overflow: `shifted_by` says what becomes of its roundings.
@@ -139,7 +137,7 @@ def raise_plus_one(
     else:
         return False
     what = "" if shift else shifted_by
-    if not checked.allows(what):
+    if not settler.checked.allows(what):
         return False
     reduced = sum_of.producer if sum_of is not None else None
     if reduced is None or reduced.op != _SUM or reduced.inputs[0] is not numerator:
@@ -149,16 +147,14 @@ def raise_plus_one(
         return False
     if along is not None and along != dims[0] % len(x.shape):  # not constant along the sum
         return False
-    build.at(node, fuse_locs([power, node], node))
+    build = settler.build.at(node, fuse_locs([power, node], node))
     formula = Formula(shift, addend=True)
     settled = settler.settle(node, x, (dims[0] % len(x.shape),), formula)
     if settled is None:
         return False
     zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
     softmax = build("attn.sink_softmax", settled, zero, dim=dims[0])
-    return checked.replace(
-        [(node.output, softmax)], proved=True, hidden_rows=settler.checks, reassociates=what
-    )
+    return settler.replace(node, softmax, what)
 
 
 def _shift(x: Value, total: Node) -> tuple[Value, Value | None, tuple[str, int]] | None:
