@@ -15,6 +15,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from attngraph.export.lowering.attention.masks import Prepared, causal_mask, window_mask
+from attngraph.export.lowering.attention.site import QKV
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.values import onnx_shape
 from attngraph.ir import TensorType, Value
@@ -73,9 +74,7 @@ def prepare_blocks(
     return Blocks(tuple(parts), size, window, mask, query, key)
 
 
-def in_blocks(
-    ctx: LoweringContext, blocks: Blocks, qkv: tuple[ir.Value, ir.Value, ir.Value], attend: Attend
-) -> ir.Value:
+def in_blocks(ctx: LoweringContext, blocks: Blocks, qkv: QKV, attend: Attend) -> ir.Value:
     """The blocks' contexts, one after the other, which are those of the whole.
 
     A dynamic number of queries must be at least the square of the number of blocks, so that none is

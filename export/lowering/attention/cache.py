@@ -8,7 +8,7 @@ import torch
 
 from attngraph.export.lowering.attention.grouped_query import key_lengths
 from attngraph.export.lowering.attention.masks import Prepared
-from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
+from attngraph.export.lowering.attention.site import QKV, Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim
@@ -69,12 +69,7 @@ def _places(ctx: LoweringContext, shape: list[Dim], axis: int, before: Dim) -> i
     return ctx.once(("places", tuple(shape), axis, before), make)
 
 
-def in_cache(
-    ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    prepared: Prepared,
-    site: Packed,
-) -> Emitted:
+def in_cache(ctx: LoweringContext, qkv: QKV, prepared: Prepared, site: Packed) -> Emitted:
     """com.microsoft `GroupQueryAttention` that writes into the cache, where it is bound so."""
     assert site.past_key is not None
     assert site.past_value is not None

@@ -19,7 +19,7 @@ from attngraph.export.lowering.attention.operator import (
     with_sink_key,
 )
 from attngraph.export.lowering.attention.primitive import primitive
-from attngraph.export.lowering.attention.site import Emitted, Packed
+from attngraph.export.lowering.attention.site import QKV, Emitted, Packed
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import as_dim, bounds, same
@@ -120,9 +120,7 @@ def _packed(
     return key, value
 
 
-def _multi_head(
-    ctx: LoweringContext, qkv: tuple[ir.Value, ir.Value, ir.Value], site: Packed
-) -> ir.Value:
+def _multi_head(ctx: LoweringContext, qkv: QKV, site: Packed) -> ir.Value:
     """com.microsoft `MultiHeadAttention` without a mask."""
     return ctx.op(
         "MultiHeadAttention",

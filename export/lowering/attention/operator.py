@@ -10,7 +10,7 @@ import torch
 
 from attngraph.export.lowering.attention.cache import pasts_of
 from attngraph.export.lowering.attention.masks import Prepared
-from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
+from attngraph.export.lowering.attention.site import QKV, Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.values import onnx_shape
 from attngraph.ir import TensorType, Value
@@ -21,7 +21,7 @@ _SOFTMAX = 3  # qk_matmul_output_mode: the probabilities
 
 def attention_op(
     ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    qkv: QKV,
     prepared: Prepared,
     site: Packed,
     keys: ir.Value | None = None,
@@ -70,7 +70,7 @@ def on_given(
 
 def emit_attention(
     ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    qkv: QKV,
     prepared: Prepared,
     dtype: torch.dtype,
     *,
@@ -112,12 +112,7 @@ def emit_attention(
     return results[0], results[3] if weights else None, *results[1:3][: len(pasts)]
 
 
-def with_sink_key(
-    ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    prepared: Prepared,
-    site: Packed,
-) -> Emitted:
+def with_sink_key(ctx: LoweringContext, qkv: QKV, prepared: Prepared, site: Packed) -> Emitted:
     """Sinks as one more key, which is zero and has a zero value: its logit is what the mask adds.
 
     The mask must be a bias that holds everything, causality too.
@@ -164,12 +159,7 @@ def _with_zero_key(ctx: LoweringContext, operand: ir.Value, packed: Value) -> ir
     return longer
 
 
-def padded(
-    ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    prepared: Prepared,
-    site: Packed,
-) -> ir.Value:
+def padded(ctx: LoweringContext, qkv: QKV, prepared: Prepared, site: Packed) -> ir.Value:
     """Heads widened with zeros to a multiple of 8, and the context narrowed again."""
     query, key, value = site.query, site.key, site.value
     wide = (

@@ -12,18 +12,13 @@ import torch
 from attngraph.export.lowering.attention.cache import pasts_of
 from attngraph.export.lowering.attention.masks import Prepared, causal_mask
 from attngraph.export.lowering.attention.operator import sink_column
-from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
+from attngraph.export.lowering.attention.site import QKV, Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.products import may_be_empty, stacked
 from attngraph.ir.dims import Dim, as_dim
 
 
-def primitive(
-    ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    prepared: Prepared,
-    site: Packed,
-) -> Emitted:
+def primitive(ctx: LoweringContext, qkv: QKV, prepared: Prepared, site: Packed) -> Emitted:
     """The two products and the softmax as operators of their own."""
     query = qkv[0]
     if site.scale != 1.0:
@@ -67,12 +62,7 @@ def _needs_no_heads(ctx: LoweringContext, site: Packed) -> bool:
     return not may_be_empty(ctx, (*site.query.shape, *site.key.shape, *site.value.shape))
 
 
-def _of_one_head(
-    ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    prepared: Prepared,
-    site: Packed,
-) -> Emitted:
+def _of_one_head(ctx: LoweringContext, qkv: QKV, prepared: Prepared, site: Packed) -> Emitted:
     """Without an axis of heads, which a few tokens would pay for at each step of a loop.
 
     The query of `qkv` is scaled already. The mask is (B, 1, S, T), as for a kernel.
@@ -101,7 +91,7 @@ def _packed(ctx: LoweringContext, context: ir.Value, site: Packed) -> ir.Value:
 
 def spelled_out(
     ctx: LoweringContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    qkv: QKV,
     prepared: Prepared,
     shapes: Sequence[Sequence[Dim]],
     dtype: torch.dtype,

@@ -14,6 +14,8 @@ from attngraph.ir import Value
 from attngraph.ir.dims import Dim, same
 from attngraph.ir.ops import attribute, input_of
 
+QKV = tuple[ir.Value, ir.Value, ir.Value]
+"""Query, key and value, in whichever layout."""
 Emitted = tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]
 """Context, weights if asked for, and with a past both presents."""
 
