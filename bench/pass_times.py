@@ -51,7 +51,7 @@ def profile(layers: int) -> None:
     from attngraph.passes import run
 
     module, args, shapes = llama(layers)
-    graph = trace(Model(module, None, args, {}, shapes)).graph
+    graph = trace(Model.of_module(module, args, shapes)).graph
     slowest, most = None, -1.0
     for item in pipeline():
         recorder = cProfile.Profile()

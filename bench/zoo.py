@@ -51,7 +51,7 @@ def measure(entry: Entry, rounds: int) -> dict[str, Any]:
     """One row: sites, nodes and milliseconds."""
     module, args, shapes = entry.build()
     optimized = attngraph.optimize(module, args, dynamic_shapes=shapes)
-    plain = lower(trace(Model(module, None, args, {}, shapes)).graph)
+    plain = lower(trace(Model.of_module(module, args, shapes)).graph)
     tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)

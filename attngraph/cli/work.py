@@ -137,7 +137,7 @@ def verified(source: Source, path: Path, options: Options) -> list[Verification]
             begins("load")
             loaded = load_source(source)
             if METADATA_KEY in opened.metadata and is_causal_lm(loaded.module):
-                model = Model(loaded.module, None, (), {}, None, loaded.source)
+                model = Model.of_module(loaded.module, source=loaded.source)
             elif path.name in (ENCODER, DECODER, MERGED) and is_seq2seq(loaded.module):
                 raise UsageError(f"{path} is a part of {loaded.source}: give its folder.")
             else:

@@ -68,7 +68,7 @@ def optimize_decoder(
     chosen, decoding = read(options)
     name = type(module).__name__
     if args is None and not kwargs:
-        model = of_causal_lm(Model(module, None, (), {}, None, name), decoding)
+        model = of_causal_lm(Model.of_module(module, source=name), decoding)
     else:
         samples = () if args is None else args
         model = Model(module, None, samples, dict(kwargs or {}), dynamic_shapes, name)

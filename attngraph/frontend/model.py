@@ -50,6 +50,18 @@ class Model:
         return self.program.module()
 
     @classmethod
+    def of_module(
+        cls,
+        module: torch.nn.Module | None,
+        args: tuple[Any, ...] = (),
+        dynamic_shapes: Any = None,
+        source: str = "model",
+        names: Mapping[str, str] | None = None,
+    ) -> Model:
+        """Of a module that takes its inputs by their places."""
+        return cls(module, None, args, {}, dynamic_shapes, source, names=names or {})
+
+    @classmethod
     def of(cls, loaded: Loaded) -> Model:
         """From a loaded file. Raises UsageError where it brings no sample inputs."""
         args = loaded.args

@@ -62,7 +62,7 @@ def assert_parity(
         require_file(path)
         with Session.open(path, options.device) as session:
             if METADATA_KEY in session.metadata and is_causal_lm(module):
-                model = Model(module, None, (), {}, None, name)
+                model = Model.of_module(module, source=name)
             else:
                 named = dict(kwargs or {})
                 if dynamic_shapes is None:

@@ -110,23 +110,13 @@ def of_images(
     axes = {0: Dim("batch_size"), 1: Dim("seq")}
     return Parts(
         tuple(_side(tried, own, axes) for tried, own in found),
-        Model(
+        Model.of_module(
             embedder_of(module, *tokens),
-            None,
             (first.ids,),
-            {},
             {"input_ids": axes},
             f"the embeddings of {name}",
         ),
-        Model(
-            cached,
-            None,
-            args,
-            {},
-            decoder_shapes,
-            f"the decoder of {name}",
-            names=cached.names,
-        ),
+        Model.of_module(cached, args, decoder_shapes, f"the decoder of {name}", names=cached.names),
         whole,
         notes,
     )
@@ -177,11 +167,9 @@ def _side(tried: Tried, shapes: Mapping[str, Any], axes: dict[int, Any]) -> Side
         samples = images_apart(samples, joining.unit)[0]
     rows: dict[str, Any] = {FEATURES: {0: count}, DEEP: {1: count}}
     return Side(
-        Model(
+        Model.of_module(
             tried.vision,
-            None,
             (samples,),
-            {},
             {"images": {each: shapes.get(each) for each in samples}},
             f"the {'audio' if modality is SOUND else 'vision'} encoder of {name}",
             names={
@@ -189,22 +177,18 @@ def _side(tried: Tried, shapes: Mapping[str, Any], axes: dict[int, Any]) -> Side
                 **{f"images_{each}": grids if each == GRID else each for each in samples},
             },
         ),
-        Model(
+        Model.of_module(
             Join(tried.token),
-            None,
             (tried.ids, tried.embeds, *tried.rows.values()),
-            {},
             {"input_ids": axes, "text_embeds": axes} | {each: rows[each] for each in tried.rows},
             f"the joining of {modality.what} of {name}",
             names={FEATURES: modality.rows},
         ),
         joining,
         tried.drawn,
-        Model(
+        Model.of_module(
             Places(tried.token, joining.merged),
-            None,
             (tried.ids, torch.ones_like(tried.ids), images[GRID]),
-            {},
             {"input_ids": axes, "attention_mask": axes, GRID: {0: Dim("images")}},
             f"the positions of images of {name}",
         )

@@ -234,11 +234,9 @@ class _Traced:
         return {0: self.rows} if self.encoded is None else {0: self.rows, axis: self.encoded}
 
     def encoder(self) -> Model:
-        return Model(
+        return Model.of_module(
             Encoder(self.module, self.probed.kind),
-            None,
             (self.source,),
-            {},
             {"source": {each: self.shapes.get(each) for each in self.source}},
             f"the encoder of {self.name}",
             names={
@@ -250,11 +248,9 @@ class _Traced:
     def decoder(self) -> Model:
         grown, held = {0: self.rows, 2: self.before}, self.axes(2)
         layer = {"decoder": dict.fromkeys(_PARTS, grown), "encoder": dict.fromkeys(_PARTS, held)}
-        return Model(
+        return Model.of_module(
             CachedDecoder(self.module, self.probed.kind, self.probed.hidden.shape[2]),
-            None,
             (self.ids, self.mask, self.past),
-            {},
             {
                 "input_ids": {0: self.rows, 1: self.new},
                 "encoder_attention_mask": self.shapes.get("attention_mask"),
@@ -265,11 +261,9 @@ class _Traced:
         )
 
     def keys(self) -> Model:
-        return Model(
+        return Model.of_module(
             CrossKeys(self.module, self.probed.kind),
-            None,
             (self.probed.hidden,),
-            {},
             {"encoder_hidden_states": self.axes(1)},
             f"the cross-attentions' keys of {self.name}",
             names=self.called("present", "present"),
