@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -144,16 +145,7 @@ class Checked:
         biases: Iterable[Value] = (),
     ) -> bool:
         """Whether the pairs are equal as functions of these leaves: a proposal, not yet made."""
-        outcome = self._evidence.compare(
-            pairs,
-            leaves,
-            biases,
-            kinds=self.kinds,
-            tolerance=self._tolerance(pairs),
-            depth=self.depth,
-            derived=self._derived,
-        )
-        return isinstance(outcome, Equal)
+        return isinstance(self._compared(pairs, leaves, biases), Equal)
 
     def abandon(self, pairs: Iterable[tuple[Value, Value]]) -> None:
         """Erases the new nodes of a rewrite that isn't to be made, and says nothing of it."""
@@ -197,22 +189,12 @@ class Checked:
     ) -> Outcome:
         """The first that is equal among the levels of context; otherwise that of the last."""
         outcome: Outcome | None = None
-        tolerance, level = self._tolerance(pairs), 0
+        level = 0
         for context in _CONTEXT:
             while level < context:
                 leaves, level = _above(leaves), level + 1
             is_last = context == _CONTEXT[-1] or _above(leaves) == leaves
-            outcome = self._evidence.compare(
-                pairs,
-                leaves,
-                biases,
-                kinds=self.kinds,
-                tolerance=tolerance,
-                depth=self.depth,
-                unrounded=unrounded,
-                derived=self._derived,
-                final=is_last,
-            )
+            outcome = self._compared(pairs, leaves, biases, unrounded=unrounded, final=is_last)
             if is_last or isinstance(outcome, Equal):
                 break
         assert outcome is not None
@@ -223,13 +205,18 @@ class Checked:
             leaves = _above(leaves)
         # Of large queries and keys the exponentials may overflow, which masks don't decide.
         within = [kind for kind in self.kinds if kind not in ("large", "huge")]
+        return self._compared(pairs, leaves, kinds=(*within, "holes", "masked", "open"))
+
+    def _compared(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        leaves: Iterable[Value],
+        biases: Iterable[Value] = (),
+        **more: Any,
+    ) -> Outcome:
+        asked = {"kinds": self.kinds, "depth": self.depth, "derived": self._derived, **more}
         return self._evidence.compare(
-            pairs,
-            leaves,
-            kinds=(*within, "holes", "masked", "open"),
-            tolerance=self._tolerance(pairs),
-            depth=self.depth,
-            derived=self._derived,
+            pairs, leaves, biases, tolerance=self._tolerance(pairs), **asked
         )
 
     def _tolerance(self, pairs: Sequence[tuple[Value, Value]]) -> float:
