@@ -32,9 +32,7 @@ def late_normalisers(graph: Graph) -> Iterator[tuple[Value, tuple[Value, Value]]
         weights = node.inputs[0].producer if _sums_last(node) and node.inputs[0] else None
         if weights is None or weights.op not in MULTIPLICATIVE:
             continue
-        scores, factor = weights.inputs
-        if scores is None or factor is None:
-            continue
+        scores, factor = weights.operands
         if weights.op == "aten.mul.Tensor" and scores.shape[-1:] == (1,):
             scores, factor = factor, scores
         if not same_shape(scores.shape, weights.output.shape):

@@ -35,7 +35,16 @@ from attngraph.analysis.attention.exponentials import (
     same_rows,
     unshifted,
 )
-from attngraph.analysis.layout.axes import Atom, Operand, climb, fresh_axes, resolve, spread, top
+from attngraph.analysis.layout.axes import (
+    Atom,
+    Operand,
+    climb,
+    fresh_axes,
+    resolve,
+    sides_of,
+    spread,
+    top,
+)
 from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.masks.row_policy import SOFTMAX, Formula
 from attngraph.analysis.values.scalars import number
@@ -109,11 +118,7 @@ def _quotient(node: Node) -> tuple[Operand, Operand] | None:
     """(numerator, denominator) of a division or a product with a reciprocal."""
     if node.op not in MULTIPLICATIVE:
         return None
-    first, second = node.inputs
-    if first is None or second is None:
-        return None
-    axes = fresh_axes(node.output.shape)
-    left, right = (spread(side, axes, node.output.shape) for side in (first, second))
+    left, right = sides_of(node, fresh_axes(node.output.shape))
     if node.op == "aten.div.Tensor":
         return left, right
     for numerator, other in ((left, right), (right, left)):

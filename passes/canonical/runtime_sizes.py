@@ -113,10 +113,7 @@ def _places(
     node: Node, known: Mapping[str, Dim], dims: Mapping[str, DimInfo]
 ) -> tuple[Dim, Dim] | None:
     """Where a slice starts and ends, if 0 ≤ start ≤ end; None where that isn't proved."""
-    source = node.inputs[0]
-    if source is None:
-        return None
-    size = source.shape[_axis(node)]
+    size = node.source.shape[_axis(node)]
     start, end = (attribute(node, name) for name in ("start", "end"))
     start = 0 if start is None else rewritten(start, known)
     end = size if end is None else rewritten(end, known)

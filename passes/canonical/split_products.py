@@ -187,9 +187,7 @@ def _inner(build: Builder, node: Node) -> Value | None:
 
 
 def _tensordot(build: Builder, node: Node) -> Value | None:
-    left, right = node.inputs
-    if left is None or right is None:
-        return None
+    left, right = node.operands
     pairs = list(zip(attribute(node, "dims_self"), attribute(node, "dims_other"), strict=True))
     rank = len(left.shape)
     first = string.ascii_lowercase[:rank]
@@ -205,9 +203,7 @@ def _tensordot(build: Builder, node: Node) -> Value | None:
 
 
 def _bilinear(build: Builder, node: Node, hints: Mapping[str, int]) -> Value | None:
-    left, right, weight = node.inputs[:3]
-    if left is None or right is None or weight is None:
-        return None
+    left, right, weight = node.operands[:3]
     batch = string.ascii_lowercase[: len(left.shape) - 1]
     terms = [_Term(left, f"{batch}X"), _Term(right, f"{batch}Y"), _Term(weight, "OXY")]
     result = _pairwise(build, terms, f"{batch}O", hints)
@@ -216,8 +212,8 @@ def _bilinear(build: Builder, node: Node, hints: Mapping[str, int]) -> Value | N
 
 
 def _cosine(build: Builder, node: Node) -> Value | None:
-    left, right = node.inputs
-    if left is None or right is None or not left.dtype.is_floating_point:
+    left, right = node.operands
+    if not left.dtype.is_floating_point:
         return None
     rank = max(len(left.shape), len(right.shape))
     dim = attribute(node, "dim") % rank - rank

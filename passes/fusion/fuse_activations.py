@@ -106,9 +106,7 @@ def gated_product(rewriter: Rewriter, node: Node) -> Replacement:
         product = producer(value, "aten.mul.Tensor", "aten.div.Tensor")
         if product is None:
             continue
-        first, second = product.inputs
-        if first is None or second is None:
-            return None
+        first, second = product.operands
         divides = product.op == "aten.div.Tensor"
         orders = [(first, second)] if divides else [(first, second), (second, first)]
         for factor, other in orders:

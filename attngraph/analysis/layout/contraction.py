@@ -163,9 +163,7 @@ def _multiply_and_sum(node: Node, axes: Axes) -> Contraction | None:
         inner.append(fresh[position])
         if attribute(node, "keepdim"):
             next(rest)
-    left, right = product.inputs
-    if left is None or right is None:
-        return None
+    left, right = product.operands
     summed = tuple(atom for position in sorted(dims) for atom in inner[position])
     shape = source.shape
     return Contraction(

@@ -223,9 +223,7 @@ def fill_of(node: Node) -> Filling | None:
     """Where a node puts a number in the place of some elements."""
     if node.op != "aten.where.self":
         return None
-    predicate, chosen, other = node.inputs
-    if predicate is None or chosen is None or other is None:
-        return None
+    predicate, chosen, other = node.operands
     if (fill := uniform(other)) is not None:
         return chosen, predicate, True, fill
     if (fill := uniform(chosen)) is not None:
