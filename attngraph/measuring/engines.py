@@ -16,12 +16,11 @@ from attngraph.errors import AttngraphError
 from attngraph.export.parity.reference import flatten_outputs
 from attngraph.export.runtime.session import Session
 from attngraph.measuring import exporters
-from attngraph.measuring.exporters import NotFor
+from attngraph.measuring.exporters import Export, NotFor
 from attngraph.measuring.job import Job
 
 Call = Callable[[], Any]
 Outputs = Callable[[Any], tuple[torch.Tensor, ...]]
-Export = Callable[[Job, Path, Path], None]
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Engine:
         return folder / f"{self.name}.onnx"
 
 
+INT8 = {"weights": "int8", "activations": "int8"}
 OURS, PACKED, OPENVINO = "attngraph", "attngraph-packed", "openvino"
 ENGINES: tuple[Engine, ...] = (
     Engine("eager", "eager PyTorch"),
@@ -62,8 +62,8 @@ ENGINES: tuple[Engine, ...] = (
     ),
     Engine("transformers", "transformers' ONNX exporter", exporters.transformers_exporter),
     Engine(OPENVINO, "torch.onnx.export in OpenVINO", base="onnx"),
-    Engine(OURS, "attngraph", exporters.attngraph),
-    Engine(PACKED, "attngraph --ignore-padded-rows", exporters.attngraph_packed),
+    Engine(OURS, "attngraph", exporters.ours()),
+    Engine(PACKED, "attngraph --ignore-padded-rows", exporters.ours(ignore_padded_rows=True)),
     Engine(
         "onnx-int8",
         "torch.onnx.export, onnxruntime's quantize_dynamic",
@@ -74,13 +74,13 @@ ENGINES: tuple[Engine, ...] = (
     Engine(
         "attngraph-int8",
         "attngraph --weights int8 --activations int8",
-        exporters.attngraph_int8,
+        exporters.ours(**INT8),
         quantized=True,
     ),
     Engine(
         "attngraph-int8-packed",
         "attngraph --weights int8 --activations int8 --ignore-padded-rows",
-        exporters.attngraph_int8_packed,
+        exporters.ours(ignore_padded_rows=True, **INT8),
         quantized=True,
     ),
 )

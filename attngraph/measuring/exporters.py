@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,36 +20,22 @@ from attngraph.errors import CaptureError
 from attngraph.measuring.job import Job
 from attngraph.options import Options, Verify
 
+Export = Callable[[Job, Path, Path], None]
+
 
 class NotFor(Exception):
     """The tool doesn't take such a model; the message says why."""
 
 
-def attngraph(job: Job, base: Path, file: Path) -> None:
-    """This compiler."""
-    _compile(job, file)
+def ours(**options: Any) -> Export:
+    """This compiler with options; to ignore padded rows is for jobs that name their mask."""
 
+    def export(job: Job, base: Path, file: Path) -> None:
+        if "ignore_padded_rows" in options and job.padding is None:
+            raise NotFor("the workload has no padding that could be ignored")
+        _compile(job, file, **options)
 
-def attngraph_packed(job: Job, base: Path, file: Path) -> None:
-    """This compiler with `--ignore-padded-rows`. Only for jobs that name their padding mask."""
-    _require_padding(job)
-    _compile(job, file, ignore_padded_rows=True)
-
-
-def attngraph_int8(job: Job, base: Path, file: Path) -> None:
-    """This compiler with int8 weights and activations."""
-    _compile(job, file, weights="int8", activations="int8")
-
-
-def attngraph_int8_packed(job: Job, base: Path, file: Path) -> None:
-    """The two together. Only for jobs that name their padding mask."""
-    _require_padding(job)
-    _compile(job, file, ignore_padded_rows=True, weights="int8", activations="int8")
-
-
-def _require_padding(job: Job) -> None:
-    if job.padding is None:
-        raise NotFor("the workload has no padding that could be ignored")
+    return export
 
 
 def _compile(job: Job, file: Path, **options: Any) -> None:
