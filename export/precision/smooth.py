@@ -23,11 +23,11 @@ import torch
 from attngraph.analysis.values.affine import read_linear
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.matching import only_read_by, same_type
-from attngraph.analysis.values.weights import Owners, is_known
+from attngraph.analysis.values.weights import Owners, is_known, weights_of
 from attngraph.dialect.quantized import row_steps
 from attngraph.export.precision.quantize import is_one_sided
 from attngraph.ir import Graph, Node, Value, interpret
-from attngraph.ir.ops import attribute, input_of, named_inputs, op_def
+from attngraph.ir.ops import attribute, input_of, op_def
 from attngraph.ir.traits import FEATURE_NORM
 
 _ZERO = ord("m")
@@ -119,13 +119,8 @@ def _through(graph: Graph, site: Site, node: Node, at: int, owners: Owners) -> I
 
 def _norm_weights(norm: Node) -> dict[str, Value | None] | None:
     """Its weight and bias; None where they are computed, or are of more than the features."""
-    if norm.op == "aten.layer_norm" and len(attribute(norm, "normalized_shape")) != 1:
-        return None
-    inputs = named_inputs(norm)
-    found: dict[str, Value | None] = {
-        name: inputs[name] for name in ("weight", "bias") if name in inputs
-    }
-    known = all(value is None or is_known(value) for value in found.values())
+    found = weights_of(norm)
+    known = all(value is None or is_known(value) for value in (found or {}).values())
     return found if known else None
 
 

@@ -15,6 +15,7 @@ from attngraph.analysis.values.matching import (
     without_trailing,
 )
 from attngraph.analysis.values.scalars import scale_of
+from attngraph.analysis.values.weights import weights_of
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dims import same, same_shape
 from attngraph.ir.loc import fuse_locs
@@ -178,7 +179,8 @@ def _take_sum(graph: Graph, checked: Checked, norm: Node) -> None:
     add = producer(total, "aten.add.Tensor")
     if add is None or total is None or not _is_residual(add):
         return
-    weight, bias = _weights(norm)
+    parts = weights_of(norm) or {}
+    weight, bias = parts.get("weight"), parts.get("bias")
     affine = [value for value in (weight, bias) if value is not None]
     if weight is None or any(v.producer is not None or v.dtype != total.dtype for v in affine):
         return
@@ -206,15 +208,6 @@ def _is_residual(add: Node) -> bool:
         return False
     alike = all(value is not None and same_type(value, add.output) for value in add.inputs)
     return alike and len(add.output.shape) in (2, 3)
-
-
-def _weights(norm: Node) -> tuple[Value | None, Value | None]:
-    """(weight, bias), each (H,); none where the norm isn't over the last axis alone."""
-    if norm.op == _RMS:
-        return input_of(norm, "weight"), None
-    if len(attribute(norm, "normalized_shape")) != 1:
-        return None, None
-    return input_of(norm, "weight"), input_of(norm, "bias")
 
 
 def _biased(

@@ -18,7 +18,7 @@ import torch
 from attngraph.analysis.layout.axes import Operand, climb, fresh_axes
 from attngraph.analysis.values.affine import Affine
 from attngraph.analysis.values.matching import without_trailing
-from attngraph.analysis.values.weights import Owners, is_known, weight_bytes, wide
+from attngraph.analysis.values.weights import Owners, is_known, weight_bytes, weights_of, wide
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.ops import attribute, input_of, named_inputs
 from attngraph.ir.traits import FEATURE_NORM
@@ -54,10 +54,8 @@ class FoldNorms(GraphPass, name="fold-norms", exact=False):
 
 def _weights(norm: Node) -> dict[str, Value]:
     """The norm's weight and bias (H,), where it has them and all of them are known."""
-    if norm.op == "aten.layer_norm" and len(attribute(norm, "normalized_shape")) != 1:
-        return {}
-    inputs = named_inputs(norm)
-    found = {name: inputs[name] for name in _PARTS if inputs.get(name) is not None}
+    parts = weights_of(norm) or {}
+    found = {name: value for name, value in parts.items() if value is not None}
     dtype = norm.outputs[0].dtype
     known = all(is_known(value) and value.dtype == dtype for value in found.values())
     return found if known else {}

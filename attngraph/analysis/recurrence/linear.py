@@ -271,7 +271,7 @@ class _Reading:
         return Decay(constant=g.exp(), tables=tables), reading
 
     def _compared(self, found: Recurrence) -> Recurrence | None:
-        states = list(self._pasts(found))
+        states = list(self._pasts())
         stateless = self._agrees(found, self._trace(_FIRST, seed=0))
         if not stateless:
             return None
@@ -282,7 +282,7 @@ class _Reading:
                 return each if is_of_own(each, self.runs, trace) else None
         return None
 
-    def _pasts(self, found: Recurrence) -> Iterator[State]:
+    def _pasts(self) -> Iterator[State]:
         for leaf in self.leaves:
             is_input = leaf.producer is None and not leaf.is_constant and _is_float(leaf)
             if is_input and len(leaf.shape) in (3, 4) and not self.tokens.is_in(leaf):

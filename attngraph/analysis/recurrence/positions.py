@@ -284,9 +284,8 @@ class Positions:
     def _compared(self, sides: list[Part]) -> Part | None:
         kinds = {part.kind for part in sides}
         numbers = [part for part in sides if part.kind is Kind.NUMBERS]
-        if kinds <= {Kind.PLACE, Kind.NUMBERS} and all(part.is_near() for part in numbers):
-            return Part(Kind.GATE)
-        if kinds == {Kind.GATE, Kind.NUMBERS} and all(part.is_near() for part in numbers):
+        is_plain = kinds <= {Kind.PLACE, Kind.NUMBERS} or kinds == {Kind.GATE, Kind.NUMBERS}
+        if is_plain and all(part.is_near() for part in numbers):
             return Part(Kind.GATE)
         is_sign = kinds == {Kind.SCALED, Kind.NUMBERS} and all(part.are(0) for part in numbers)
         return Part(Kind.GATE) if is_sign else None

@@ -9,7 +9,8 @@ from typing import Any, TypeGuard
 
 import torch
 
-from attngraph.ir import Graph, TensorType, Value
+from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.ir.ops import attribute, named_inputs
 from attngraph.ir.storage import identity_of
 from attngraph.mapped import release_read
 
@@ -78,6 +79,15 @@ def is_known(value: Value | None) -> TypeGuard[Value]:
 def is_weight(value: Value) -> bool:
     """Whether the value is a floating-point constant of one dim or more."""
     return value.is_constant and bool(value.shape) and value.dtype.is_floating_point
+
+
+def weights_of(norm: Node) -> dict[str, Value | None] | None:
+    """A norm's weight and bias (H,), by name, of those that its op takes; None where it is of more
+    than the last axis.
+    """
+    if norm.op == "aten.layer_norm" and len(attribute(norm, "normalized_shape")) != 1:
+        return None
+    return {n: value for n, value in named_inputs(norm).items() if n in ("weight", "bias")}
 
 
 def wide(value: Value) -> torch.Tensor:
