@@ -39,33 +39,17 @@ def _lagged(config: Any) -> int:
     return int(config.context_length) + max(map(int, config.lags_sequence))
 
 
-def _lagged_alone(config: Any) -> int:
-    return _lagged(config) if config.input_size == 1 else 0
-
-
-def _future_alone(config: Any) -> int:
-    return int(config.prediction_length) if config.input_size == 1 and _lagged(config) else 0
-
-
 def _future(config: Any) -> int:
     return int(config.prediction_length) if _lagged(config) else 0
 
 
-def _features(config: Any) -> int:
-    return int(config.num_time_features) + int(config.num_dynamic_real_features)
-
-
-def _categories(config: Any) -> int:
-    return min(map(int, config.cardinality))
-
-
 _COMPUTED: Mapping[str, Callable[[Any], int]] = {
     "lagged": _lagged,
-    "lagged_alone": _lagged_alone,
+    "lagged_alone": lambda config: _lagged(config) if config.input_size == 1 else 0,
     "future": _future,
-    "future_alone": _future_alone,
-    "features": _features,
-    "categories": _categories,
+    "future_alone": lambda config: _future(config) if config.input_size == 1 else 0,
+    "features": lambda c: int(c.num_time_features) + int(c.num_dynamic_real_features),
+    "categories": lambda config: min(map(int, config.cardinality)),
 }
 """Settings that follow from others."""
 _FORECAST: Mapping[str, tuple[_Form, ...]] = {

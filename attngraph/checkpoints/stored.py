@@ -17,7 +17,7 @@ from attngraph.checkpoints.codes import Codes, Stored, in_rows
 from attngraph.dialect.quantized import dequantize
 from attngraph.mapped import Spill, is_large
 
-_SMALLEST, _LARGEST = 16, 128  # columns of a block that the kernels know, powers of two
+_BLOCKS = (16, 32, 64, 128)  # columns of a block that the kernels know
 _SHOWN = 3
 
 
@@ -203,16 +203,9 @@ class Held:
 def _block(sizes: list[int]) -> int | None:
     """The columns of a block such that none has columns of two groups, of these sizes."""
     if len(sizes) == 1:
-        block = _SMALLEST
-        while block < min(sizes[0], _LARGEST):
-            block *= 2
-        return block
-    block = _LARGEST
-    while block >= _SMALLEST:
-        if all(size % block == 0 for size in sizes[:-1]):
-            return block
-        block //= 2
-    return None
+        return next((block for block in _BLOCKS if block >= sizes[0]), _BLOCKS[-1])
+    fitting = (b for b in reversed(_BLOCKS) if all(size % b == 0 for size in sizes[:-1]))
+    return next(fitting, None)
 
 
 def _ends(name: str, other: str) -> bool:

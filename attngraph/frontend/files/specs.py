@@ -37,17 +37,9 @@ _RANGE = re.compile(
 )
 _AUTO = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*auto\s*\Z")
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int16": torch.int16,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
+_FLOATS, _INTEGERS = ("float64", "float32", "float16", "bfloat16"), ("int64", "int32", "int16")
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in (*_FLOATS, *_INTEGERS, "int8", "uint8", "bool")
 }
 INTEGER_LIMIT = 100
 """Sample integers stay below this: they are mostly token ids, and few vocabularies are smaller."""
