@@ -300,7 +300,7 @@ def test_outputs_are_named_by_what_the_model_returns() -> None:
 
 def test_an_output_of_unknown_type_is_named_with_what_to_do() -> None:
     class MyCache:
-        __slots__ = ("held",)
+        __slots__ = ("__held",)
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, MyCache]:
