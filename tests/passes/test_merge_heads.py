@@ -124,7 +124,8 @@ def test_what_lies_between_runs_by_its_batching_rule(
     contexts = []
     for _ in range(3):
         qkv = [
-            build("aten.linear", x, graph.add_constant("weight", torch.randn(4, 8))) for _ in "qkv"
+            build("aten.linear", x, graph.add_constant("weight", torch.randn(4, 8) / 2))
+            for _ in "qkv"
         ]
         qkv[0] = between(build, qkv[0])
         node = build.node("attn.attention", *qkv, heads=1, kv_heads=1, scale=0.3)
