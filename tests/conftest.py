@@ -31,6 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="multiply in another order in the interpreter's runs and in what passes fold",
     )
 
+    parser.addoption(
+        "--near",
+        type=float,
+        metavar="SHARE",
+        help="list the tests whose numbers are equal by their tolerance, but not by this share",
+    )
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """tests/unit comes last: of its short files, each worker takes one more until all are done."""
@@ -85,3 +92,34 @@ def other_blas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(interpreter, "_run", halved(interpreter._run))
     monkeypatch.setattr(Fixture, "run", halved(Fixture.run))
+
+
+@pytest.fixture(autouse=True)
+def comparisons(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under --near each comparison is made twice: by its tolerance, and by a share of it."""
+    share = request.config.getoption("--near")
+    if share is not None:
+        import torch
+
+        from tests.margins import watched
+
+        found = request.node.user_properties
+        near = watched(torch.testing.assert_close, share, found)
+        monkeypatch.setattr(torch.testing, "assert_close", near)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    share = config.getoption("--near")
+    if share is None:
+        return
+    from tests.margins import NEAR
+
+    reports = [each for kind in terminalreporter.stats.values() for each in kind]
+    near = {
+        report.nodeid
+        for report in reports
+        if any(name == NEAR for name, _ in getattr(report, "user_properties", []))
+    }
+    terminalreporter.section(f"equal, but not by {share} of the tolerance: {len(near)}")
+    for name in sorted(near):
+        terminalreporter.line(name)
