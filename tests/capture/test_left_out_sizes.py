@@ -58,7 +58,9 @@ def _optimized(module: nn.Module, dim: Any, length: int = 12) -> attngraph.Optim
 
 
 @pytest.mark.parametrize("dim", [LENGTH, Dim("length", min=1, max=64)])
-@pytest.mark.parametrize("length", [12, 4, TABLE])
+@pytest.mark.parametrize(
+    "length", [4, *(pytest.param(size, marks=pytest.mark.wide) for size in (12, TABLE))]
+)
 def test_what_is_the_same_at_the_size_that_is_left_out_takes_it(dim: Any, length: int) -> None:
     module = Relative()
     optimized = _optimized(module, dim, length)
