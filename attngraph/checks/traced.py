@@ -127,9 +127,8 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
                 break
         else:
             if untaken == len(broken):
-                if suspect.beyond and _narrows(
-                    suspect.condition, graph
-                ):  # a table has so many rows
+                # The model fails beyond it, as at the end of a table, or that is too long to try.
+                if suspect.beyond and _narrows(suspect.condition, graph):
                     found.append(replace(suspect, beyond=False, is_end=True))
             elif any(apart(sizes) for sizes in _extremes(broken)):
                 found.append(suspect)
